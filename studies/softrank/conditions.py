@@ -44,11 +44,13 @@ class Contrast:
     Attributes:
         says: what the contrast is, in words.
         weights: by label of the arm.
+        short: the same for a figure.
         unit: of the contrast.
     """
 
     says: str
     weights: Weights
+    short: str = "mean of the conditions"
     unit: str = "pp"
 
 
@@ -105,13 +107,14 @@ def slope() -> Contrast:
     return Contrast(
         says="change of the area when τ doubles, by least squares",
         weights={tau_arm(t): (p - middle) / spread for t, p in zip(TAUS, places, strict=True)},
+        short="per doubling of τ",
         unit="pp per doubling",
     )
 
 
-def minus(first: str, second: str, *, says: str) -> Contrast:
+def minus(first: str, second: str, *, says: str, short: str) -> Contrast:
     """One arm minus another."""
-    return Contrast(says=says, weights={first: 1.0, second: -1.0})
+    return Contrast(says=says, short=short, weights={first: 1.0, second: -1.0})
 
 
 PARTS = {
@@ -170,8 +173,10 @@ PARTS = {
             ("rewards 1 and 2", "softrank-raised", GRPO),
         ),
         primary=(
-            minus("softrank-signed", PAPER, says="SoftRank with rewards ±1 minus with 0/1"),
-            minus("softrank-raised", PAPER, says="SoftRank with rewards 1/2 minus with 0/1"),
+            minus("softrank-signed", PAPER, says="SoftRank with rewards ±1 minus with 0/1",
+                  short="±1 minus 0 and 1"),
+            minus("softrank-raised", PAPER, says="SoftRank with rewards 1/2 minus with 0/1",
+                  short="1 and 2 minus 0 and 1"),
         ),
     ),
     "noise": Part(

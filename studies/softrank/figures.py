@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conditions import GROUPS, LONG, PARTS, REINFORCE, TAUS, done, joined, read_third, tau_arm
+from conditions import LONG, PARTS, REINFORCE, TAUS, done, joined, read_third
 from corrections import GRPO, PAPER, at
 from measured import Task, read_task
 from second import FACTORIAL, MECHANISM, RATES, primary, read_second, spoken
@@ -91,36 +91,37 @@ def with_bars(
 
 
 def dose(palette: Palette) -> Any:
-    """Area over τ with GRPO and REINFORCE as lines, and area over K."""
+    """Area minus that of GRPO, over τ with REINFORCE beside it, and over K."""
     tasks = read_third()
-    if not {"temperature", "groups"} & {*done(tasks)}:
+    names = [name for name in ("temperature", "groups") if name in done(tasks)]
+    if not names:
         return None
-    figure, (left, right) = sheet(palette, size=(8.0, 3.4), columns=2, sharey=True)
-    if "temperature" in done(tasks):
-        task = joined(tasks, "temperature")
-        means = [task.mean(tau_arm(tau), "area") for tau in TAUS]
-        with_bars(left, TAUS, means, colour=palette.warm, label=PAPER)
-        for arm, colour in ((REINFORCE, palette.green), (GRPO, palette.cold)):
-            mean = task.mean(arm, "area")
-            left.axhspan(100 * mean.low, 100 * mean.high, color=colour, alpha=0.12, linewidth=0)
-            left.axhline(100 * mean.value, color=colour, linewidth=1.4, linestyle="--", label=arm)
-        left.set_xscale("log")
-        left.set_xticks(TAUS, [f"{tau:g}" for tau in TAUS])
-        left.minorticks_off()
-        legend(left, palette, loc="lower right")
-    if "groups" in done(tasks):
-        task = joined(tasks, "groups")
-        sizes = sorted((8, *GROUPS))
-        for arm, colour in ((PAPER, palette.warm), (GRPO, palette.cold)):
-            labels = [arm if size == 8 else f"{arm}-group-{size}" for size in sizes]
-            means = [task.mean(label, "area") for label in labels]
-            with_bars(right, sizes, means, colour=colour, label=arm)
-        right.set_xscale("log", base=2)
-        right.set_xticks(sizes, [str(size) for size in sizes])
-        legend(right, palette, loc="lower left")
-    left.set(xlabel="temperature τ", ylabel="accuracy over training, %")
-    right.set(xlabel="completions per prompt, K")
+    figure, panels = sheet(palette, size=(4.6 * len(names), 3.4), columns=len(names), sharey=True)
+    for name, axes in zip(names, panels, strict=True):
+        task, rows = joined(tasks, name), PARTS[name].rows
+        rows = rows[:-1] if name == "temperature" else sorted(rows, key=lambda row: group(row[0]))
+        found = [task.contrast("area", *pair).result.difference for _, *pair in rows]
+        label = f"{PAPER} − {GRPO}"
+        with_bars(axes, range(len(rows)), found, colour=palette.warm, label=label)
+        if name == "temperature":
+            last = task.contrast("area", REINFORCE, GRPO).result.difference
+            with_bars(
+                axes, [len(rows)], [last], colour=palette.green, label=f"{REINFORCE} − {GRPO}"
+            )
+            words = [f"{tau:g}" for tau in TAUS] + ["∞"]
+        else:
+            words = [str(group(row[0])) for row in rows]
+        axes.set_xticks(range(len(words)), words)
+        axes.axhline(0, color=palette.muted, linewidth=1)
+        axes.set_xlabel("temperature τ" if name == "temperature" else "completions per prompt, K")
+        legend(axes, palette, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    panels[0].set_ylabel("difference of the area, pp")
     return figure
+
+
+def group(words: str) -> int:
+    """The size of the groups that a condition names."""
+    return int(words.removeprefix("K = "))
 
 
 Row = tuple[str, Estimate, bool]
@@ -143,7 +144,7 @@ def forest_rows() -> dict[str, list[Row]]:
             (words, task.contrast("area", first, second).result.difference, False)
             for words, first, second in PARTS[name].rows
         ]
-        rows += [(one.contrast.says, one.result.difference, True) for one in planned[name]]
+        rows += [(one.contrast.short, one.result.difference, True) for one in planned[name]]
         first = PAPER if name != "temperature" else "arm"
         groups[f"{PARTS[name].title}, {first} − {GRPO}"] = rows
     return groups

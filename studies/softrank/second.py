@@ -18,6 +18,7 @@ from string import Template
 import mediators
 import numpy as np
 from corrections import GRPO, PAPER, at
+from coverage import coverage
 from design import power
 from measured import RESULTS, Task, read_task
 from pictures import rates_picture
@@ -254,11 +255,32 @@ def page() -> str:
         "mechanism": mechanism(),
         "mechanism_rate": f"{MECHANISM_RATE:g}",
         "mechanism_seeds": f"{MECHANISM_SEEDS[0]} to {MECHANISM_SEEDS[-1]}",
+        "long_hours": f"{long_hours():.1f}",
+        **covered(tasks),
         "sealed": str(SEALED[0]),
         "sealed_last": str(SEALED[1]),
     }
     text = Template((HERE / "second.md").read_text(encoding="utf-8")).substitute(values)
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
+
+
+def long_hours() -> float:
+    """What long answers would take, if a step takes as long as in the first edition."""
+    first = read_task("long-answers")
+    if first is None:
+        return math.nan
+    per_step = np.mean([run.used("seconds") / run.used("samples") for run in first.runs])
+    return float(per_step * STEPS * len(ARMS) * len(RATES) * SETTINGS["long-answers"].seeds / 3600)
+
+
+def covered(tasks: Mapping[str, Task]) -> dict[str, str]:
+    """The simulated coverage of the primary interval on word problems."""
+    task = tasks.get("word-problems")
+    if task is None:
+        return {"coverage": "not known", "coverage_seeds": "these"}
+    a, b = (averaged(task, "area", arm) for arm in (PAPER, GRPO))
+    share = coverage([a[s] - b[s] for s in a], len(a))
+    return {"coverage": f"{100 * share:.1f} %", "coverage_seeds": str(len(a))}
 
 
 def power_table() -> str:

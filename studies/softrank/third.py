@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -117,9 +118,19 @@ def told(found: Found) -> str:
         shown = "equivalent" if found.equal.equivalent else "equivalence is not shown"
         equal = f"; {shown} with a margin of {100 * MARGIN:g} pp, p {_p(found.equal.p)}"
     return (
-        f"{found.contrast.says}: {points(found.result.difference)} {found.contrast.unit}; "
+        f"{capital(found.contrast.says)}: {points(found.result.difference)} {found.contrast.unit}; "
         f"{verdict} (Holm's p {_p(found.p_holm)}{equal})."
     )
+
+
+def capital(text: str) -> str:
+    """The text with a capital first letter, the rest as it is."""
+    return text[0].upper() + text[1:]
+
+
+def uncapital(text: str) -> str:
+    """The text with a small first letter, the rest as it is."""
+    return text[0].lower() + text[1:]
 
 
 def _p(value: float) -> str:
@@ -158,6 +169,23 @@ def part(tasks: Mapping[str, Task], found: Mapping[str, list[Found]], name: str)
     return "\n\n".join([*pieces, rows(task, name)])
 
 
+def replicated() -> str:
+    """The controls against each other on all of their seeds, which are fresh."""
+    task = read_task(folder("controls"))
+    if task is None or task.seeds < len(CONTROL_SEEDS):
+        return "Not run yet."
+    lines = []
+    for first, second in ((PAPER, GRPO), (REINFORCE, GRPO), (PAPER, REINFORCE)):
+        found = [task.contrast(f, first, second).result for f in ("area", "final", "sampled")]
+        test = task.equivalence("area", first, second, margin=MARGIN)
+        lines.append(
+            [f"{first} − {second}", *(points(each.difference) for each in found)]
+            + [f"{found[0].p:.3f}", f"{test.p:.3f}"]
+        )
+    head = ["", "area, pp", "final, pp", "sampled, pp", "p of the area"]
+    return table([*head, f"p of equality within {100 * MARGIN:g} pp"], lines)
+
+
 def base_rates(task: Task) -> str:
     """Accuracy of the base model on the prompts of every stratum."""
     rates = []
@@ -171,8 +199,8 @@ def abstract(tasks: Mapping[str, Task], found: Mapping[str, list[Found]]) -> str
     """The primary contrasts, one point each."""
     if not done(tasks):
         return "No part has been run yet."
-    lines = [told(one) for name in found for one in found[name]]
-    missing = [PARTS[name].title.lower() for name in PARTS if name not in done(tasks)]
+    lines = [f"**{one.title}.** {told(one)}" for name in found for one in found[name]]
+    missing = [uncapital(PARTS[name].title) for name in PARTS if name not in done(tasks)]
     rest = [f"Not run: {listed(missing)}."] if missing else []
     return bullets([*lines, *rest])
 
@@ -320,10 +348,12 @@ def page() -> str:
         "draws": f"{DRAWS:,}",
         "coverage": coverages(),
         "used": used(),
+        "replicated": replicated(),
         "parts": parts or "Not run yet.",
         **pictures(done(tasks)),
     }
     text = Template((HERE / "third.md").read_text(encoding="utf-8")).substitute(values)
+    text = re.sub(r"\n{3,}", "\n\n", text)
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
 
 

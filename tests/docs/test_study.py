@@ -24,7 +24,7 @@ from groupwise.rewards.math.reward import exact_answer
 
 STUDY = Path(__file__).parents[2] / "studies" / "softrank"
 NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page", "mediators",
-         "second", "noise", "conditions", "coverage", "third", "figures")  # fmt: skip
+         "second", "noise", "conditions", "coverage", "third", "figures", "practice")  # fmt: skip
 
 
 @pytest.fixture
@@ -269,6 +269,29 @@ def test_a_task_is_won_against_both_controls_or_not_at_all(
     # One run short of the plan, a task has no figure.
     next((tmp_path / "estimators-lists" / "results").glob("grpo*-seed-3.json")).unlink()
     assert list(search.read_sealed()) == ["word-problems"]
+
+
+def test_a_second_round_names_who_is_above_both_controls(
+    search: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["measured"], "RESULTS", tmp_path)
+    again = replace(search.AGAIN, seeds=range(4))
+    monkeypatch.setattr(search, "ROUNDS", (again,))
+    jitter = [0.0, 0.004, -0.004, 0.002]
+    heights = {"softrank": 0.5, "grpo": 0.4, "reinforce": 0.5}
+    write(tmp_path / again.controls, {a: [h + j for j in jitter] for a, h in heights.items()})
+    # The area is half of the height and a quarter. One candidate is above GRPO only.
+    heights = {"softrank_adaptive": 0.45, "softrank_annealed": 0.52, "floored": 0.6}
+    write(tmp_path / again.folder, {a: [h - j for j in jitter] for a, h in heights.items()})
+    task = search.read_design(again)
+    assert search.eligible(again, task) == ["softrank_annealed", "floored"]
+    assert search.outcome(again).startswith(
+        "Above both controls on the 4 design seeds: `softrank_annealed` and `floored`. "
+        "The best, `floored`, is +9."
+    )
+    assert search.finalist().endswith("No finalist has been named yet.")
+    next((tmp_path / again.folder / "results").glob("floored-seed-3.json")).unlink()
+    assert search.read_design(again) is None
 
 
 def test_candidates_are_what_the_page_says(search: ModuleType) -> None:
