@@ -193,3 +193,18 @@ def test_no_seed_of_the_parts_was_used_before(study: dict[str, ModuleType]) -> N
         if path.parent.name not in ("third", "estimators")
     ]  # fmt: skip
     assert others and not any(fresh & {*read_plan(path).seeds} for path in others)
+
+
+def test_the_readme_says_what_the_runs_do(study: dict[str, ModuleType]) -> None:
+    second, practice = study["second"], study["practice"]
+    words, fresh = second.read_second()["word-problems"], practice.controls()
+    assert fresh is not None
+    found = (
+        words.contrast("area", "softrank@0.0002", "grpo@0.0002").result.difference,
+        fresh.contrast("area", "softrank", "grpo").result.difference,
+    )
+    readme = " ".join((STUDY.parents[1] / "README.md").read_text(encoding="utf-8").split())
+    for each in found:
+        value, low, high = (f"{100 * end:.1f}".replace("-", "−") for end in
+                            (each.value, each.low, each.high))  # fmt: skip
+        assert re.search(rf"{value}( points)? \[{low}, {high}\]", readme)
