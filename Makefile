@@ -121,9 +121,9 @@ study-models: .venv/.runtime
 	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
 
 compare-plan = $(BIN)/groupwise compare --plan $$plan --import studies/softrank/candidates.py \
-    --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
+    --import studies/softrank/noise.py --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
 
-# EDITION=second runs the second edition, EDITION=estimators the search for an estimator.
+# EDITION=second runs the second edition, third its third part, estimators the search for an estimator.
 study-runs: .venv/.runtime
 ifneq ($(EDITION),)
 	for plan in studies/softrank/plans/$(EDITION)/*.toml; do $(compare-plan) done
@@ -134,7 +134,9 @@ endif
 study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
 	$(BIN)/python studies/softrank/second.py
+	$(BIN)/python studies/softrank/third.py
 	$(BIN)/python studies/softrank/estimators.py
+	$(BIN)/python studies/softrank/figures.py
 
 # The small pipelines over three seeds (hours; finished stages are kept), their results as JSON, and the page of
 # them. Nothing is run whose results are up to date; delete studies/papers/results/NAME.json to run NAME again.

@@ -87,7 +87,22 @@ def anchored_zscore(rewards: Tensor, valid: Tensor | None = None) -> Tensor:
     return torch.where(has_signal(r, v), standard_score(r, v, ddof=0), torch.where(v, r, 0))
 
 
-for name in ("softrank_adaptive", "softrank_shrunk", "james_stein", "anchored_zscore"):
+@ADVANTAGES.register
+@breaks("zero_without_signal")
+def floored(rewards: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The reward above the lowest of the group; the reward itself where all are equal.
+
+        A_i = r_i − floor
+
+    For 0/1 rewards it is the reward, REINFORCE without a baseline; graded rewards keep their
+    contrast, and nothing is pushed down.
+    """
+    r, v = judged(rewards, valid)
+    lowest = torch.where(v, r, torch.inf).amin(-1, keepdim=True)
+    return torch.where(v, r - torch.where(has_signal(r, v), lowest, 0), 0)
+
+
+for name in ("softrank_adaptive", "softrank_shrunk", "james_stein", "anchored_zscore", "floored"):
     ALGORITHMS.register(
         Algorithm(
             name=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 from scipy import stats
 
 MOST = 10_000
@@ -23,7 +24,8 @@ def power(seeds: int, *, difference: float, deviation: float, alpha: float = 0.0
     critical = float(stats.t.ppf(1 - alpha / 2, seeds - 1))
     shift = difference / deviation * math.sqrt(seeds)
     above, below = (stats.nct.cdf(t, seeds - 1, shift) for t in (critical, -critical))
-    return float(1 - above + below)
+    # Far in the other tail the distribution function is not a number.
+    return float(1 - above + np.nan_to_num(below))
 
 
 def seeds_needed(

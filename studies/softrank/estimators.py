@@ -9,6 +9,8 @@ finalist is run once on sealed seeds.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
@@ -24,6 +26,7 @@ from second import (
     RATES,
     SEALED,
     SETTINGS,
+    STEPS,
     Setting,
     averaged,
     common,
@@ -31,6 +34,7 @@ from second import (
     primary,
     spoken,
 )
+from third import CONTROL_SEEDS, EVALUATED
 from words import listed, percent, points, table, wrapped
 
 from groupwise.evaluation import SeedDifference, paired_seeds
@@ -41,14 +45,65 @@ HERE = Path(__file__).parent
 PLANS = HERE / "plans" / "estimators"
 PAGE = HERE.parents[1] / "docs" / "studies" / "estimators.md"
 
-CANDIDATES = ("softrank_adaptive", "softrank_shrunk", "softrank_loo", "james_stein",
-              "anchored_zscore")  # fmt: skip
 CONTROLS = (GRPO, PAPER)
-DESIGN = "estimators-design"
 DESIGN_RATE = 2e-4
-DESIGN_SEEDS = range(2000, 2004)
-CONTROL_RUNS = "second-word-problems"
-"""Folder of the stored runs of the controls on the design seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """Candidates that are compared with stored runs of the controls.
+
+    Attributes:
+        folder: of the candidates' runs, and the name of their plan.
+        candidates: settings of each, by label; the row is that of the label unless named.
+        seeds: of the candidates and the controls.
+        evaluation: settings of the evaluation after training.
+        controls: folder of the controls' runs.
+        labels: the controls' labels there.
+    """
+
+    folder: str
+    candidates: Mapping[str, Mapping[str, object]]
+    seeds: range
+    controls: str
+    labels: Mapping[str, str]
+    evaluation: tuple[str, ...] = ()
+
+
+FIRST = Round(
+    folder="estimators-design",
+    candidates={
+        name: {}
+        for name in (
+            "softrank_adaptive", "softrank_shrunk", "softrank_loo", "james_stein",
+            "anchored_zscore",
+        )
+    },
+    seeds=range(2000, 2004),
+    controls="second-word-problems",
+    labels={each: at(each, DESIGN_RATE) for each in CONTROLS},
+)  # fmt: skip
+ANNEALED = 0.5, 5.0
+"""τ at the first and at the last step."""
+AGAIN = Round(
+    folder="estimators-design-again",
+    candidates={
+        "softrank_adaptive": {},
+        "softrank_annealed": {
+            "algorithm": PAPER,
+            "set": [
+                'schedules=[{setting="algorithm.advantage.tau", '
+                f"points=[[1, {ANNEALED[0]}], [{STEPS}, {ANNEALED[1]}]]}}]"
+            ],
+        },
+        "floored": {},
+    },
+    seeds=CONTROL_SEEDS,
+    controls="third-0-controls",
+    labels={each: each for each in CONTROLS},
+    evaluation=(f"evaluation.prompts={EVALUATED}", "evaluation.samples=1"),
+)
+ROUNDS = (FIRST, AGAIN)
 FINALIST: str | None = None
 """Named in a commit of its own after the design runs and before any sealed run."""
 SEALED_SEEDS = range(SEALED[0], SEALED[0] + 8)
@@ -62,18 +117,22 @@ SEALED_TASKS = {
 }  # fmt: skip
 
 
-def design_plan() -> Plan:
+def design_plan(design: Round) -> Plan:
     """Every candidate on word problems at the highest rate."""
+    values = common(SETTINGS["word-problems"])
+    shared = values.pop("set")
+    assert isinstance(shared, list)
     return make_plan(
         {
-            **common(SETTINGS["word-problems"]),
+            **values,
+            "set": [*shared, *design.evaluation],
             "title": "Estimators: candidates on design seeds",
-            "seeds": list(DESIGN_SEEDS),
-            "against": CANDIDATES[0],
+            "seeds": list(design.seeds),
+            "against": next(iter(design.candidates)),
             "hypotheses": ["A candidate has a larger area than GRPO and SoftRank."],
             "arms": [
-                {"label": name, "algorithm": name, "learning_rate": DESIGN_RATE}
-                for name in CANDIDATES
+                {"label": name, "algorithm": name, "learning_rate": DESIGN_RATE, **settings}
+                for name, settings in design.candidates.items()
             ],
         }
     )
@@ -139,56 +198,72 @@ def weights_gain(task: Task, part: slice) -> SeedDifference:
     return paired_seeds(a, b)
 
 
-def differences(design: Task, candidate: str) -> dict[str, SeedDifference]:
+def differences(design: Round, task: Task, candidate: str) -> dict[str, SeedDifference]:
     """Area of a candidate minus that of each control on the design seeds."""
-    controls = read_task(CONTROL_RUNS)
+    controls = read_task(design.controls)
     if controls is None:
         return {}
-    own = design.values(candidate, "area")
+    own = task.values(candidate, "area")
     found = {}
-    for control in CONTROLS:
-        theirs = controls.values(at(control, DESIGN_RATE), "area")
+    for control, label in design.labels.items():
+        theirs = controls.values(label, "area")
         found[control] = paired_seeds([own[s] for s in own], [theirs[s] for s in own])
     return found
 
 
-def design_results() -> str:
+def read_design(design: Round) -> Task | None:
+    """The runs of the candidates; None before all have finished."""
+    task = read_task(design.folder)
+    return task if task is not None and task.seeds == len(design.seeds) else None
+
+
+def design_results(design: Round) -> str:
     """The candidates on the design seeds, best first."""
-    task = read_task(DESIGN)
-    if task is None or task.seeds < len(DESIGN_SEEDS):
+    task = read_design(design)
+    if task is None:
         return "Not run yet."
-    areas = {name: task.mean(name, "area") for name in CANDIDATES}
+    areas = {name: task.mean(name, "area") for name in design.candidates}
     rows = [
         [f"`{name}`", percent(areas[name])]
-        + [points(each.difference) for each in differences(task, name).values()]
-        for name in sorted(CANDIDATES, key=lambda name: -areas[name].value)
+        + [points(each.difference) for each in differences(design, task, name).values()]
+        for name in sorted(areas, key=lambda name: -areas[name].value)
     ]
     return table(["candidate", "accuracy over training", *(f"− {c}" for c in CONTROLS)], rows)
 
 
-def eligible(task: Task) -> list[str]:
+def eligible(design: Round, task: Task) -> list[str]:
     """Candidates whose mean area on the design seeds lies above that of both controls."""
     return [
         name
-        for name in CANDIDATES
-        if all(each.difference.value > 0 for each in differences(task, name).values())
+        for name in design.candidates
+        if all(each.difference.value > 0 for each in differences(design, task, name).values())
     ]
+
+
+def outcome(design: Round) -> str:
+    """What the rule says of a round: who is eligible, or that nobody is."""
+    task = read_design(design)
+    if task is None:
+        return ""
+    best = max(design.candidates, key=lambda name: task.mean(name, "area").value)
+    found = differences(design, task, best)
+    told = listed([f"{points(each.difference)} pp against {c}" for c, each in found.items()])
+    seeds = f"the {len(design.seeds)} design seeds"
+    if names := eligible(design, task):
+        who = listed([f"`{name}`" for name in names])
+        return f"Above both controls on {seeds}: {who}. The best, `{best}`, is {told}."
+    return f"No candidate is above both controls on {seeds}; the best, `{best}`, is {told}."
 
 
 def finalist() -> str:
     """Who was named, or that the search ended without a finalist."""
     if FINALIST is not None:
         return f"The finalist is `{FINALIST}`."
-    task = read_task(DESIGN)
-    if task is None or task.seeds < len(DESIGN_SEEDS) or eligible(task):
-        return "No finalist has been named yet."
-    best = max(CANDIDATES, key=lambda name: task.mean(name, "area").value)
-    found = differences(task, best)
-    told = listed([f"{points(each.difference)} pp against {c}" for c, each in found.items()])
-    return (
-        f"No candidate is above both controls on the {len(DESIGN_SEEDS)} design seeds; the best, "
-        f"`{best}`, is {told}. By the rule the search ends there, and the sealed seeds stay sealed."
-    )
+    done = [(design, task) for design in ROUNDS if (task := read_design(design)) is not None]
+    told = " ".join(outcome(design) for design, _ in done)
+    if any(eligible(design, task) for design, task in done) or not done:
+        return f"{told} No finalist has been named yet.".strip()
+    return f"{told} By the rule the search ends there, and the sealed seeds stay sealed."
 
 
 def read_sealed() -> dict[str, Task]:
@@ -250,7 +325,7 @@ def verdict() -> str:
 
 def power_sentence() -> str:
     """The chance to see a difference of one and two points, from the second edition's runs."""
-    task = read_task(CONTROL_RUNS)
+    task = read_task(FIRST.controls)
     if task is None:
         return "Not known."
     deviation = primary(task).result.deviation
@@ -271,12 +346,15 @@ def page() -> str:
         "known": known(),
         "rates": listed([f"{rate:g}" for rate in RATES]),
         "design_rate": f"{DESIGN_RATE:g}",
-        "design_seeds": f"{DESIGN_SEEDS[0]} to {DESIGN_SEEDS[-1]}",
+        "design_seeds": f"{FIRST.seeds[0]} to {FIRST.seeds[-1]}",
+        "again_seeds": f"{AGAIN.seeds[0]} to {AGAIN.seeds[-1]}",
+        "annealed": f"{ANNEALED[0]:g} to {ANNEALED[1]:g}",
         "sealed_seeds": f"{SEALED_SEEDS[0]} to {SEALED_SEEDS[-1]}",
         "sealed_tasks": listed([spoken(name) for name in SEALED_TASKS]),
         "power": power_sentence(),
-        "design": design_results(),
-        "finalist": finalist(),
+        "design": design_results(FIRST),
+        "outcome": outcome(FIRST),
+        "again": f"{design_results(AGAIN)}\n\n{outcome(AGAIN)}".strip(),
         "sealed": sealed_results() if FINALIST else "Not opened.",
     }
     text = Template((HERE / "estimators.md").read_text(encoding="utf-8")).substitute(values)
@@ -286,7 +364,7 @@ def page() -> str:
 def main() -> int:
     """Write the plans without results, and the page."""
     PLANS.mkdir(parents=True, exist_ok=True)
-    plans = {DESIGN: design_plan()}
+    plans = {design.folder: design_plan(design) for design in ROUNDS}
     if FINALIST is not None:
         plans |= {f"estimators-{name}": sealed_plan(name, FINALIST) for name in SEALED_TASKS}
     for name, made in plans.items():

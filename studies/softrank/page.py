@@ -30,6 +30,7 @@ from corrections import (
 )
 from measured import HELD_OUT, RESULTS, Task, corrected, read_task
 from pictures import curves_picture
+from practice import advice
 from safetensors import safe_open
 from words import bullets, listed, percent, points, ratio, table, wrapped
 
@@ -71,6 +72,7 @@ def page(tasks: Tasks) -> str:
         "short": short(tasks),
         "shares": shares(tasks),
         "variance": variance(),
+        "advice": advice(),
         "faster": claim(tasks, "steps_to_threshold"),
         "steadier": claim(tasks, "oscillation"),
         "relatives": relatives(tasks),

@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 
+import mediators
 import numpy as np
 from corrections import GRPO, PAPER, at
+from coverage import coverage
 from design import power
 from measured import RESULTS, Task, read_task
 from pictures import rates_picture
@@ -174,15 +176,7 @@ def main_effect(task: Task, factor: int) -> SeedDifference:
         factor: 0 for the baseline, 1 for the weighting.
     """
     areas = {arm: task.values(arm, "area") for arm in FACTORIAL}
-    seeds = sorted(areas[PAPER])
-    having, lacking = (
-        [
-            np.mean([areas[a][s] for a, has in FACTORIAL.items() if has[factor] is wanted])
-            for s in seeds
-        ]
-        for wanted in (True, False)
-    )
-    return paired_seeds(having, lacking)
+    return mediators.main_effect(areas, FACTORIAL, factor)
 
 
 def mechanism() -> str:
@@ -198,11 +192,22 @@ def mechanism() -> str:
     ]
     rows = [
         [arm, "yes" if base else "no", "yes" if weighted else "no"]
-        + [percent(task.mean(arm, figure)) for figure in ("area", "final", "sampled")]
+        + [percent(task.mean(arm, figure)) for figure in ("area", "final", "sampled", "pass_at_8")]
+        + [f"{task.first(arm, 'entropy'):.3f}", f"{task.last(arm, 'entropy'):.3f}"]
         for arm, (base, weighted) in FACTORIAL.items()
     ]
     head = ["arm", "baseline", "weighting", "accuracy over training", "final", "sampled"]
-    return f"{bullets(lines)}\n\n{table(head, rows)}"
+    head += ["pass@8", "entropy, first", "entropy, last"]
+    return (
+        f"{bullets(lines)}\n\n{table(head, rows)}\n\n"
+        "Mediators, secondary and added on 25 November 2026. The last column is the intercept of a "
+        "regression of a seed's effect on the area on its effect on the mediator: what is left of "
+        "the baseline's effect where it does not change the mediator. Entropy and the norm also "
+        "fall because accuracy rises, so what they carry need not be a cause.\n\n"
+        f"{mediators.mediators(task, FACTORIAL)}\n\n"
+        "Cosine of a step's gradient to the gradient of the expected reward, at the base model on "
+        f"the same answers:\n\n{mediators.cosines(FACTORIAL)}"
+    )
 
 
 def read_second() -> dict[str, Task]:
@@ -250,11 +255,32 @@ def page() -> str:
         "mechanism": mechanism(),
         "mechanism_rate": f"{MECHANISM_RATE:g}",
         "mechanism_seeds": f"{MECHANISM_SEEDS[0]} to {MECHANISM_SEEDS[-1]}",
+        "long_hours": f"{long_hours():.1f}",
+        **covered(tasks),
         "sealed": str(SEALED[0]),
         "sealed_last": str(SEALED[1]),
     }
     text = Template((HERE / "second.md").read_text(encoding="utf-8")).substitute(values)
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
+
+
+def long_hours() -> float:
+    """What long answers would take, if a step takes as long as in the first edition."""
+    first = read_task("long-answers")
+    if first is None:
+        return math.nan
+    per_step = np.mean([run.used("seconds") / run.used("samples") for run in first.runs])
+    return float(per_step * STEPS * len(ARMS) * len(RATES) * SETTINGS["long-answers"].seeds / 3600)
+
+
+def covered(tasks: Mapping[str, Task]) -> dict[str, str]:
+    """The simulated coverage of the primary interval on word problems."""
+    task = tasks.get("word-problems")
+    if task is None:
+        return {"coverage": "not known", "coverage_seeds": "these"}
+    a, b = (averaged(task, "area", arm) for arm in (PAPER, GRPO))
+    share = coverage([a[s] - b[s] for s in a], len(a))
+    return {"coverage": f"{100 * share:.1f} %", "coverage_seeds": str(len(a))}
 
 
 def power_table() -> str:

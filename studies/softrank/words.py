@@ -49,6 +49,20 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def picture(name: str, *, alt: str) -> str:
+    """A picture for light and dark pages, and the command that draws it."""
+    return "\n".join(
+        [
+            "<picture>",
+            f'<source media="(prefers-color-scheme: dark)" srcset="{name}-dark.png">',
+            f'<img alt="{alt}" src="{name}.png">',
+            "</picture>",
+            "",
+            f"*Drawn by `python studies/softrank/figures.py {name}`.*",
+        ]
+    )
+
+
 def rounded(value: float) -> str:
     """One decimal."""
     return f"{value:.1f}".replace("-", "−")
@@ -56,7 +70,7 @@ def rounded(value: float) -> str:
 
 def wrapped(line: str) -> str:
     """A line of at most 100 characters, but for tables, pictures and code."""
-    if len(line) <= 100 or line.startswith(("|", "!", " ")):
+    if len(line) <= 100 or line.startswith(("|", "!", " ", "<")):
         return line
     indent = "  " if line.startswith("* ") else ""
     return textwrap.fill(

@@ -18,17 +18,20 @@ from groupwise.algorithms.advantages import ADVANTAGES
 from groupwise.experiments import Result, make_plan, read_plan
 from groupwise.experiments.plan import toml
 from groupwise.prompts.generators.word_problems import problem
+from groupwise.rewards import REWARDS
 from groupwise.rewards.builtin.rouge import rouge
 from groupwise.rewards.math.reward import exact_answer
 
 STUDY = Path(__file__).parents[2] / "studies" / "softrank"
-NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page", "second")
+NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page", "mediators",
+         "second", "noise", "conditions", "coverage", "third", "figures", "practice")  # fmt: skip
 
 
 @pytest.fixture
 def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """The study's scripts as modules, gone again afterwards."""
+    """The study's scripts as modules; they and their reward are gone again afterwards."""
     monkeypatch.syspath_prepend(str(STUDY))
+    monkeypatch.setattr(REWARDS, "_functions", {**REWARDS._functions})
     yield {name: importlib.import_module(name) for name in NAMES}
     for name in NAMES:
         sys.modules.pop(name, None)
@@ -212,6 +215,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(STUDY))
     monkeypatch.setattr(ALGORITHMS, "_rows", {**ALGORITHMS._rows})
     monkeypatch.setattr(ADVANTAGES, "_functions", {**ADVANTAGES._functions})
+    monkeypatch.setattr(REWARDS, "_functions", {**REWARDS._functions})
     yield importlib.import_module("estimators")
     for name in (*NAMES, "candidates", "estimators"):
         sys.modules.pop(name, None)
@@ -219,7 +223,7 @@ def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 def test_the_page_of_the_search_is_what_its_results_make_of_it(search: ModuleType) -> None:
     assert search.PAGE.read_text(encoding="utf-8") == search.page(), "run `make study`"
-    plans = {search.DESIGN: search.design_plan()}
+    plans = {design.folder: search.design_plan(design) for design in search.ROUNDS}
     if search.FINALIST is not None:
         plans |= {
             f"estimators-{name}": search.sealed_plan(name, search.FINALIST)
@@ -233,7 +237,7 @@ def test_no_sealed_seed_is_used_elsewhere(search: ModuleType) -> None:
     sealed = {*search.SEALED_SEEDS}
     plans = [p for p in (STUDY / "plans").rglob("*.toml") if "estimators" not in p.parts]
     assert plans and not any(sealed & {*read_plan(path).seeds} for path in plans)
-    assert not sealed & {*search.DESIGN_SEEDS}
+    assert not any(sealed & {*design.seeds} for design in search.ROUNDS)
 
 
 def test_a_task_is_won_against_both_controls_or_not_at_all(
@@ -267,6 +271,29 @@ def test_a_task_is_won_against_both_controls_or_not_at_all(
     assert list(search.read_sealed()) == ["word-problems"]
 
 
+def test_a_second_round_names_who_is_above_both_controls(
+    search: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["measured"], "RESULTS", tmp_path)
+    again = replace(search.AGAIN, seeds=range(4))
+    monkeypatch.setattr(search, "ROUNDS", (again,))
+    jitter = [0.0, 0.004, -0.004, 0.002]
+    heights = {"softrank": 0.5, "grpo": 0.4, "reinforce": 0.5}
+    write(tmp_path / again.controls, {a: [h + j for j in jitter] for a, h in heights.items()})
+    # The area is half of the height and a quarter. One candidate is above GRPO only.
+    heights = {"softrank_adaptive": 0.45, "softrank_annealed": 0.52, "floored": 0.6}
+    write(tmp_path / again.folder, {a: [h - j for j in jitter] for a, h in heights.items()})
+    task = search.read_design(again)
+    assert search.eligible(again, task) == ["softrank_annealed", "floored"]
+    assert search.outcome(again).startswith(
+        "Above both controls on the 4 design seeds: `softrank_annealed` and `floored`. "
+        "The best, `floored`, is +9."
+    )
+    assert search.finalist().endswith("No finalist has been named yet.")
+    next((tmp_path / again.folder / "results").glob("floored-seed-3.json")).unlink()
+    assert search.read_design(again) is None
+
+
 def test_candidates_are_what_the_page_says(search: ModuleType) -> None:
     own = sys.modules["candidates"]
     mixed, right = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.ones(1, 4)
@@ -280,6 +307,10 @@ def test_candidates_are_what_the_page_says(search: ModuleType) -> None:
     # 4 · 0.9713 − .25 · 0.9713 and −.25 · 0.9713.
     shrunk = own.softrank_shrunk(mixed)[0].tolist()
     assert shrunk == pytest.approx([3.642, *[-0.2428] * 3], abs=1e-3)
+    # 0/1 rewards stay what they are; of graded ones the lowest of the group is taken off.
+    assert own.floored(torch.cat([mixed, right])).tolist() == [[1.0, 0, 0, 0], [1.0] * 4]
+    graded = own.floored(torch.tensor([[0.8, 0.6, 0.6, 1.0]]))[0].tolist()
+    assert graded == pytest.approx([0.2, 0, 0, 0.4])
     assert own.anchored_zscore(torch.cat([mixed, right]))[1].tolist() == [1.0] * 4
     assert own.anchored_zscore(mixed)[0, 0].item() == pytest.approx(3**0.5, abs=1e-4)
     # Means .25 and 1; sampling variances .25/4 and 0, so v = .03125; the means' variance is
@@ -288,7 +319,7 @@ def test_candidates_are_what_the_page_says(search: ModuleType) -> None:
     assert stein[:, 1].tolist() == pytest.approx([-0.29167, 1 - 0.95833], abs=1e-4)
 
 
-@pytest.mark.parametrize("name", ["softrank_adaptive", "softrank_shrunk", "james_stein"])
+@pytest.mark.parametrize("name", ["softrank_adaptive", "softrank_shrunk", "james_stein", "floored"])
 def test_what_is_not_judged_gets_nothing(search: ModuleType, name: str) -> None:
     rewards = torch.tensor([[1.0, 0.0, float("nan")], [float("nan")] * 3])
     found = getattr(sys.modules["candidates"], name)(rewards)

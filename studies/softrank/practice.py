@@ -1,0 +1,86 @@
+"""What a practitioner can take from the study, from the results of all its parts."""
+
+from __future__ import annotations
+
+from conditions import CONTROL_SEEDS, RATE, REINFORCE, TAUS, done, folder, joined, read_third, slope
+from corrections import GRPO, PAPER, at
+from measured import Task, read_task
+from second import RATES, read_second
+from words import listed, points
+
+from groupwise.evaluation import SeedDifference, seed_mean
+
+
+def side(found: SeedDifference, *, more: str = "ahead of", less: str = "behind") -> str:
+    """Where the first arm stands to the second, by the interval of their difference."""
+    if found.difference.low > 0:
+        return more
+    return less if found.difference.high < 0 else "not distinguishable from"
+
+
+def controls() -> Task | None:
+    """The controls of the third part on all of their seeds."""
+    task = read_task(folder("controls"))
+    return task if task is not None and task.seeds == len(CONTROL_SEEDS) else None
+
+
+def at_the_rates() -> list[str]:
+    """SoftRank and GRPO on word problems: at every rate of the second edition, and again."""
+    words, fresh = read_second().get("word-problems"), controls()
+    if words is None:
+        return []
+    low, high = (at(GRPO, rate) for rate in RATES[:2])
+    rise = words.contrast("area", high, low).result.difference
+    found = {rate: words.contrast("area", at(PAPER, rate), at(GRPO, rate)).result for rate in RATES}
+    told = listed([f"{points(each.difference)} pp at {rate:g}" for rate, each in found.items()])
+    parts = [
+        f"Choose the learning rate before the algorithm: from {RATES[0]:g} to {RATES[1]:g}, {GRPO} "
+        f"gains {points(rise)} pp of mean accuracy over training",
+        f"With rewards of 0 or 1, {PAPER} minus {GRPO} is {told}: the choice matters at a high "
+        "learning rate, if at all",
+    ]
+    if fresh is not None:
+        again = fresh.contrast("area", PAPER, GRPO).result
+        parts.append(
+            f"On {fresh.seeds} fresh seeds the difference at {RATE:g} is "
+            f"{points(again.difference)} pp, and {PAPER} is {side(again)} {GRPO}"
+        )
+    return parts
+
+
+def weights() -> list[str]:
+    """Whether the softmax weights do anything."""
+    task, graded = controls(), read_task("lists")
+    parts = []
+    if task is not None:
+        found = task.contrast("area", PAPER, REINFORCE).result
+        parts.append(
+            f"With 0/1 rewards the softmax weights are {side(found)} uniform ones "
+            f"({PAPER} minus {REINFORCE} {points(found.difference)} pp)"
+        )
+    tasks = read_third()
+    if "temperature" in done(tasks):
+        areas = joined(tasks, "temperature")
+        weighted = slope().weights
+        seeds = sorted(areas.values(PAPER, "area"))
+        by_seed = [
+            sum(w * areas.values(arm, "area")[seed] for arm, w in weighted.items())
+            for seed in seeds
+        ]
+        change = seed_mean(by_seed)
+        parts.append(
+            f"τ can stay at 0.5: doubling it between {TAUS[0]:g} and {TAUS[-1]:g} changes the area "
+            f"by {points(change)} pp"
+        )
+    if graded is not None:
+        found = graded.contrast("area", REINFORCE, PAPER).result
+        parts.append(
+            f"With graded rewards {REINFORCE} without a baseline is {side(found)} {PAPER} "
+            f"({points(found.difference)} pp), so keep the softmax there"
+        )
+    return parts
+
+
+def advice() -> str:
+    """One paragraph."""
+    return " ".join(f"{part}." for part in [*at_the_rates(), *weights()])
