@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ from groupwise.cli.train import _print_results
 from groupwise.config import load
 from groupwise.errors import GroupwiseError
 from groupwise.models import save_policy
-from groupwise.rundir.files import RunLog, read_lines
+from groupwise.rundir.files import append_text, read_lines
 from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
 from small_runs import Quiet, prepared, timeless, tiny
@@ -86,24 +84,24 @@ def test_a_run_that_goes_on_does_not_evaluate_the_base_again(tmp_path: Path) -> 
     assert not any("base model" in line for line in shown.lines)
 
 
-def test_a_base_evaluation_that_was_cut_off_between_splits_is_repeated(
+def test_a_base_evaluation_that_is_cut_off_has_all_splits_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     splits = {"validation": HELD_OUT, "held_out": HELD_OUT}
     run = prepared(tmp_path, "steps=1", eval_prompts=splits)
     with monkeypatch.context() as patched:
-        write = RunLog.evaluation
 
-        def killed(self: RunLog, step: int, row: Mapping[str, Any]) -> None:
-            write(self, step, row)
-            raise KeyboardInterrupt
+        def killed(path: Path, text: str) -> None:
+            if path.name == "evaluations.jsonl":
+                append_text(path, text)
+                raise KeyboardInterrupt
 
-        patched.setattr(RunLog, "evaluation", killed)
+        patched.setattr("groupwise.rundir.files.append_text", killed)
         with pytest.raises(KeyboardInterrupt):
             run.trainer.run()
     run.close()
     rows = [*read_lines(tmp_path / "evaluations.jsonl")]
-    assert [(row["step"], row["split"]) for row in rows] == [(0, "held_out")]
+    assert {(row["step"], row["split"]) for row in rows} == {(0, split) for split in splits}
     again = prepared(tmp_path, "steps=1", eval_prompts=splits, resume=True)
     again.trainer.run()
     again.close()

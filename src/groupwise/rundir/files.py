@@ -108,9 +108,9 @@ class RunLog:
         """Append the metrics of a step; NaN and infinity are written as null."""
         self._append(METRICS, {"step": step, **metrics})
 
-    def evaluation(self, step: int, results: Mapping[str, Any]) -> None:
-        """Append the results of an evaluation."""
-        self._append("evaluations.jsonl", {"step": step, **results})
+    def evaluation(self, step: int, *results: Mapping[str, Any]) -> None:
+        """Append the results of an evaluation, of all splits at once: a kill leaves all or none."""
+        self._append("evaluations.jsonl", *({"step": step, **each} for each in results))
 
     def rollouts(
         self,
@@ -159,9 +159,9 @@ class RunLog:
         fresh, self._fresh = sorted(self._fresh), set()
         return fresh
 
-    def _append(self, name: str, values: Mapping[str, Any]) -> None:
-        line = json.dumps(_plain(values), ensure_ascii=False) + "\n"
-        append_text(self.folder / name, line)
+    def _append(self, name: str, *lines: Mapping[str, Any]) -> None:
+        text = "".join(json.dumps(_plain(line), ensure_ascii=False) + "\n" for line in lines)
+        append_text(self.folder / name, text)
         self._fresh.add(self.folder / name)
 
     def _replace(self, path: Path, text: str) -> None:

@@ -107,11 +107,9 @@ class Prepared:
         return evaluation_row(self.measure(self.splits[split]), split=split)
 
     def evaluate_all(self, step: int) -> dict[str, Any]:
-        """Evaluate on every split: the first one's row; those of the others are logged."""
+        """Evaluate on every split: the first one's row, with those of the others."""
         first, *others = [self.evaluate(split) for split in self.splits]
-        for row in others:
-            self.trainer.monitor.write_evaluation(step, row)
-        return first
+        return first | {"others": others}
 
     def measure(self, ready: Rendered) -> Measurement:
         """Greedy and sampled answers of the current model."""
@@ -186,7 +184,6 @@ def prepare(
             scorer=scorer,
             monitor=monitor,
             evaluate=(lambda step: prepared.evaluate_all(step)) if splits else None,
-            decides=next(iter(splits), None),
             callbacks=callbacks,
             watch=watchdog.waiting,
             second=_second(config, algorithm, connected, model, begun=found.saved is not None),
@@ -219,7 +216,6 @@ def _trainer(
     scorer: Scorer,
     monitor: Monitor,
     evaluate: Evaluate | None,
-    decides: str | None,
     callbacks: Sequence[Callback],
     watch: Watch,
     second: Callable[..., Learner] | None,
@@ -255,7 +251,7 @@ def _trainer(
         learners=learners,
         algorithm=algorithm,
         monitor=monitor,
-        evaluation=_evaluation(config, evaluate, run_log.folder, decides),
+        evaluation=_evaluation(config, evaluate, run_log.folder),
         checkpoints=CheckpointManager(
             run_log,
             settings=config.checkpoint,
@@ -341,13 +337,10 @@ def _rendered(
     return train_on, splits
 
 
-def _evaluation(
-    config: Config, evaluate: Evaluate | None, folder: Path, decides: str | None
-) -> Evaluation:
-    """When the run is evaluated; the base once, which ends with the row of the split `decides`."""
+def _evaluation(config: Config, evaluate: Evaluate | None, folder: Path) -> Evaluation:
+    """When the run is evaluated; the base once, also where the run has to start again."""
     path, settings = folder / "evaluations.jsonl", config.evaluation
-    rows = read_lines(path) if path.exists() else []
-    has_base = any(row["step"] == 0 and row.get("split", decides) == decides for row in rows)
+    has_base = path.exists() and any(row.get("step") == 0 for row in read_lines(path))
     return Evaluation(
         evaluate=evaluate,
         every_steps=settings.every_steps,

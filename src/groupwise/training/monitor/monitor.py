@@ -137,9 +137,18 @@ class Monitor:
             note_end(self.run_log, step, error)
 
     def write_evaluation(self, step: int, row: Mapping[str, Any]) -> None:
-        """Write an evaluation to the run directory and the trackers, and show it."""
+        """Write an evaluation, with those of other splits, to the run directory and the trackers,
+        and show it."""
+        rows = [*row.get("others", ()), row]
         if self.run_log is not None:
-            self.run_log.evaluation(step, {k: v for k, v in row.items() if k != "score"})
+            logged = [
+                {k: v for k, v in each.items() if k not in ("score", "others")} for each in rows
+            ]
+            self.run_log.evaluation(step, *logged)
+        for each in rows:
+            self._show_evaluation(step, each)
+
+    def _show_evaluation(self, step: int, row: Mapping[str, Any]) -> None:
         figures = {name: cell["value"] for name, cell in row.get("figures", {}).items()}
         split = str(row.get("split", "held-out"))
         for tracker in self.trackers:

@@ -166,8 +166,9 @@ class OfflineTrainer:
         """Evaluate the model, log the figures, and save the model if it is the best so far."""
         with self.watch("the evaluation"):
             rows = self.task.evaluate()
+        logged = [{k: v for k, v in row.items() if k != "score"} for row in rows]
+        self.run_log.evaluation(self.done, *logged)
         for row in rows:
-            self.run_log.evaluation(self.done, {k: v for k, v in row.items() if k != "score"})
             self._log(f"{row['split']}: {_shown(row['figures'])}")
             values = {f"{row['split']}/{k}": cell["value"] for k, cell in row["figures"].items()}
             for tracker in self.trackers:
