@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,76 +18,15 @@ import numpy as np
 from conditions import LONG, PARTS, REINFORCE, TAUS, done, joined, read_third
 from corrections import GRPO, PAPER, at
 from measured import Task, read_task
-from second import FACTORIAL, MECHANISM, RATES, primary, read_second, spoken
+from pictures import ARMS, DARK, LIGHT, Palette, draw_curve, legend, sheet, with_bars
+from second import FACTORIAL, MECHANISM, RATES, SETTINGS, primary, read_second, spoken
 from third import primary as third_primary
 
-from groupwise.evaluation import Estimate, smooth
+from groupwise.evaluation import Estimate
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "studies"
-EDGE = 2
-"""Steps at both ends of a curve where the smoothing window is cut off."""
 FIRST_TASKS = ("word-problems", "lists", "long-answers")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Palette:
-    """Colours of a figure."""
-
-    paper: str
-    ink: str
-    muted: str
-    line: str
-    warm: str
-    cold: str
-    green: str
-    violet: str
-
-
-LIGHT = Palette(
-    paper="#ffffff", ink="#1f2328", muted="#656d76", line="#d0d7de", warm="#c2410c",
-    cold="#1d5fb4", green="#1a7f5a", violet="#7c3fb0",
-)  # fmt: skip
-DARK = Palette(
-    paper="#0d1117", ink="#e6edf3", muted="#9198a1", line="#3d444d", warm="#ff9a62",
-    cold="#6cb2ff", green="#5bd1a5", violet="#c99cff",
-)  # fmt: skip
-
-
-def sheet(palette: Palette, *, size: tuple[float, float], columns: int = 1, **more: Any) -> Any:
-    """A figure with axes in the colours of a palette; returns both."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, dpi=144, layout="constrained", facecolor=palette.paper)
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(1, columns, squeeze=False, **more)[0]
-    for axes in panels:
-        axes.set_facecolor(palette.paper)
-        axes.tick_params(colors=palette.muted, labelsize=8, length=3)
-        axes.grid(axis="y", color=palette.line, linewidth=0.6)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(palette.line)
-        for text in (axes.xaxis.label, axes.yaxis.label):
-            text.set(color=palette.ink, fontsize=9)
-        axes.title.set(color=palette.ink, fontsize=10)
-    return figure, panels
-
-
-def legend(axes: Any, palette: Palette, **more: Any) -> None:
-    """A legend without a frame."""
-    axes.legend(frameon=False, fontsize=8, labelcolor=palette.ink, **more)
-
-
-def with_bars(
-    axes: Any, places: Sequence[float], found: Sequence[Estimate], *, colour: str, label: str
-) -> None:
-    """Means in percent, joined by a line, with their intervals."""
-    middle, low, high = (
-        100 * np.array([getattr(e, end) for e in found]) for end in ("value", "low", "high")
-    )
-    axes.plot(places, middle, marker="o", markersize=4, color=colour, label=label, linewidth=1.6)
-    axes.vlines(places, low, high, color=colour, linewidth=1.2, alpha=0.7)
+CURVES = (*FIRST_TASKS, "sharpening")
 
 
 def dose(palette: Palette) -> Any:
@@ -182,21 +121,49 @@ def forest(palette: Palette) -> Any:
     return figure
 
 
-def mean_curve(task: Task, arm: str) -> tuple[np.ndarray, np.ndarray]:
-    """Mean smoothed accuracy over seeds in percent, and its standard error."""
-    curves = [
-        smooth(np.asarray(run.curve["accuracy"], dtype=float)) for run in task.results[arm].values()
-    ]
-    stacked = 100 * np.stack(curves)
-    return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(stacked))
+def draw_arm(axes: Any, task: Task, arm: str, palette: Palette) -> None:
+    """The curve of an arm in its own colour."""
+    colour, line = ARMS[arm]
+    draw_curve(axes, task, arm, colour=getattr(palette, colour), label=arm, line=line)
 
 
-def draw_curve(axes: Any, task: Task, arm: str, *, colour: str, label: str) -> None:
-    """A learning curve with a band of one standard error."""
-    mean, error = (each[EDGE:-EDGE] for each in mean_curve(task, arm))
-    steps = np.arange(1, mean.size + 1) + EDGE
-    axes.plot(steps, mean, color=colour, label=label, linewidth=1.6)
-    axes.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
+def task_curves(palette: Palette, *, name: str) -> Any:
+    """Learning curves of all arms of a task of the first edition."""
+    task = read_task(name, f"{name}-candidates")
+    if task is None:
+        return None
+    figure, (axes,) = sheet(palette, size=(7.4, 3.8))
+    for arm in task.arms:
+        draw_arm(axes, task, arm, palette)
+    steps = len(next(iter(task.runs)).curve["step"])
+    axes.axhline(100 * task.plan.threshold, color=palette.muted, linewidth=0.8, linestyle=":")
+    axes.set(xlabel="step", ylabel=f"training {task.plan.metric}, %", xlim=(1, steps))
+    legend(axes, palette, loc="lower right", ncols=2)
+    return figure
+
+
+def rates(palette: Palette, *, name: str) -> Any:
+    """Area over the learning rate of both arms, and their paired difference at each rate."""
+    task = read_second().get(name)
+    if task is None:
+        return None
+    figure, (left, right) = sheet(palette, size=(8.0, 3.4), columns=2)
+    words = [f"{rate:g}" for rate in RATES]
+    for shift, (arm, colour) in enumerate(((PAPER, palette.warm), (GRPO, palette.cold))):
+        means = [task.mean(at(arm, rate), "area") for rate in RATES]
+        places = [place + 0.06 * (shift - 0.5) for place in range(len(RATES))]
+        with_bars(left, places, means, colour=colour, label=arm)
+    found = [task.contrast("area", at(PAPER, r), at(GRPO, r)).result.difference for r in RATES]
+    with_bars(right, range(len(RATES)), found, colour=palette.ink, label=f"{PAPER} − {GRPO}")
+    right.axhline(0, color=palette.muted, linewidth=1)
+    for axes in (left, right):
+        axes.set_xticks(range(len(RATES)), words)
+        axes.set_xlabel("learning rate")
+    left.set_ylabel(f"{task.plan.metric} over training, %")
+    right.set_ylabel("difference of the area, pp")
+    legend(left, palette, loc="lower right")
+    legend(right, palette, loc="upper left")
+    return figure
 
 
 def curves(palette: Palette) -> Any:
@@ -218,9 +185,6 @@ def factorial(palette: Palette) -> Any:
     if task is None:
         return None
     figure, (left, right) = sheet(palette, size=(8.0, 3.4), columns=2, width_ratios=(2, 3))
-    colours = dict(
-        zip(FACTORIAL, (palette.warm, palette.green, palette.violet, palette.cold), strict=True)
-    )
     for baseline, colour in ((False, palette.warm), (True, palette.cold)):
         arms = sorted((a for a, (b, _) in FACTORIAL.items() if b is baseline), key=FACTORIAL.get)
         means = [task.mean(arm, "area") for arm in arms]
@@ -234,7 +198,7 @@ def factorial(palette: Palette) -> Any:
     left.set(ylim=(67.5, None))
     legend(left, palette, loc="lower left")
     for arm in FACTORIAL:
-        draw_curve(right, task, arm, colour=colours[arm], label=arm)
+        draw_arm(right, task, arm, palette)
     right.set(xlabel="step", ylabel="training accuracy, %", xlim=(1, None))
     legend(right, palette, loc="lower right")
     return figure
@@ -270,6 +234,8 @@ def heat(palette: Palette) -> Any:
 
 
 FIGURES: dict[str, Callable[[Palette], Any]] = {
+    **{f"softrank-{name}": partial(task_curves, name=name) for name in CURVES},
+    **{f"second-{name}": partial(rates, name=name) for name in SETTINGS},
     "dose": dose, "forest": forest, "curves": curves, "factorial": factorial, "heat": heat,
 }  # fmt: skip
 

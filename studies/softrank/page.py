@@ -2,8 +2,8 @@
 
     python studies/softrank/page.py
 
-fills the numbers, tables and verdicts into `page.md` and writes `docs/studies/softrank.md` with its
-pictures.
+fills the numbers, tables and verdicts into `page.md` and writes `docs/studies/softrank.md`;
+`figures.py` draws its pictures.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from corrections import (
     rates_of,
 )
 from measured import HELD_OUT, RESULTS, Task, corrected, read_task
-from pictures import curves_picture
 from practice import advice
 from safetensors import safe_open
-from words import bullets, listed, percent, points, ratio, table, wrapped
+from words import bullets, listed, percent, picture, points, ratio, table, wrapped
 
 import groupwise
 from groupwise.algorithms.advantages.softrank import softrank
@@ -169,7 +168,7 @@ def about(name: str, task: Task, contrasts: Sequence[Contrast]) -> str:
     return "\n\n".join(
         [
             f"Before training, on held-out problems: {base}.{so_far if missing else ''}",
-            f"![Learning curves: {title.lower()}](softrank-{name}.png)",
+            picture(f"softrank-{name}", alt=f"Learning curves: {title.lower()}"),
             figures(task),
             told(contrasts),
         ]
@@ -426,15 +425,10 @@ def _title(figure: str) -> str:
 
 
 def main() -> int:
-    """Write the page and its pictures."""
+    """Write the page; `figures.py` draws its pictures."""
     tasks = read_tasks()
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(tasks), encoding="utf-8")
-    if (control := read_task(SHARPENING)) is not None:
-        tasks[SHARPENING] = control
-    for name, task in tasks.items():
-        path = PAGE.with_name(f"softrank-{name}.png")
-        curves_picture(task, path, title=TASKS.get(name, name.capitalize()))
     return 0
 
 

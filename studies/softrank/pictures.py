@@ -1,82 +1,109 @@
-"""Learning curves of a task as a small picture."""
+"""The look of the study's figures, on light and on dark pages."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from measured import Task
 
-from groupwise.evaluation import smooth
+from groupwise.evaluation import Estimate, smooth
 
-COLOURS = {
-    "softrank": "#bf4a17",
-    "softrank_matched": "#e09a6f",
-    "grpo": "#1f5fa8",
-    "dr_grpo": "#6d9fd0",
-    "maxrl": "#8a6a08",
-    "reinforce": "#9a9a9a",
-    "log_odds": "#2a7a57",
-    "softrank_two_sided": "#6d47a6",
+EDGE = 2
+"""Steps at both ends of a curve where the smoothing window is cut off."""
+
+ARMS = {
+    "softrank": ("warm", "-"),
+    "softrank_matched": ("warm", "--"),
+    "grpo": ("cold", "-"),
+    "dr_grpo": ("cold", "--"),
+    "maxrl": ("amber", "-"),
+    "reinforce": ("green", "-"),
+    "log_odds": ("violet", "-"),
+    "softrank_two_sided": ("violet", "--"),
 }
+"""Colour and line of every arm."""
 
 
-def curves_picture(task: Task, output: Path, *, title: str) -> None:
-    """Smoothed mean curve of every arm over its seeds, with a band of one standard error."""
+@dataclass(frozen=True, kw_only=True)
+class Palette:
+    """Colours of a figure."""
+
+    paper: str
+    ink: str
+    muted: str
+    line: str
+    warm: str
+    cold: str
+    green: str
+    violet: str
+    amber: str
+
+
+LIGHT = Palette(
+    paper="#ffffff", ink="#1f2328", muted="#656d76", line="#d0d7de", warm="#c2410c",
+    cold="#1d5fb4", green="#1a7f5a", violet="#7c3fb0", amber="#8a6a08",
+)  # fmt: skip
+DARK = Palette(
+    paper="#0d1117", ink="#e6edf3", muted="#9198a1", line="#3d444d", warm="#ff9a62",
+    cold="#6cb2ff", green="#5bd1a5", violet="#c99cff", amber="#e3c04b",
+)  # fmt: skip
+
+
+def sheet(palette: Palette, *, size: tuple[float, float], columns: int = 1, **more: Any) -> Any:
+    """A figure with axes in the colours of a palette; returns both."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.0, 3.6), dpi=110, layout="constrained")
+    figure = Figure(figsize=size, dpi=144, layout="constrained", facecolor=palette.paper)
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for arm in task.arms:
-        curves = [r.curve[task.plan.metric] for r in task.results[arm].values()]
-        heights = np.stack([smooth(np.asarray(curve, dtype=float)) for curve in curves])
-        mean = heights.mean(0)
-        error = heights.std(0, ddof=1) / np.sqrt(len(heights))
-        steps = np.arange(1, mean.size + 1)
-        colour = COLOURS.get(arm)
-        axes.plot(steps, mean, label=arm, color=colour, linewidth=1.4)
-        axes.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.15, linewidth=0)
-    axes.axhline(task.plan.threshold, color="#999999", linewidth=0.7, linestyle=":")
-    axes.set(xlabel="step", ylabel=task.plan.metric, title=title)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=7, loc="lower right")
-    figure.savefig(output, metadata={"Software": None})
-
-
-def rates_picture(task: Task, output: Path, *, rates: Sequence[float], arms: Sequence[str]) -> None:
-    """Mean area of every arm over the learning rate, and the paired difference at each rate.
-
-    Args:
-        arms: the difference is the first minus the second; both with 95 % t intervals over seeds.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.0, 3.2), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    curves, forest = figure.subplots(1, 2)
-    places = np.arange(len(rates))
-    for arm in arms:
-        means = [task.mean(f"{arm}@{rate:g}", "area") for rate in rates]
-        heights = 100 * np.array([[mean.value, mean.low, mean.high] for mean in means])
-        curves.plot(places, heights[:, 0], marker="o", label=arm, color=COLOURS.get(arm))
-        curves.fill_between(
-            places, heights[:, 1], heights[:, 2], color=COLOURS.get(arm), alpha=0.15, linewidth=0
-        )
-    curves.set_xticks(places, [f"{rate:g}" for rate in rates])
-    curves.set(xlabel="learning rate", ylabel=f"{task.plan.metric} over training, %")
-    curves.legend(frameon=False, fontsize=8)
-    pairs = [tuple(f"{arm}@{rate:g}" for arm in arms) for rate in rates]
-    found = [task.contrast("area", *pair).result.difference for pair in pairs]
-    for place, each in zip(places, found, strict=True):
-        forest.plot([100 * each.low, 100 * each.high], [place, place], color="#444444")
-        forest.plot(100 * each.value, place, marker="s", color="#444444")
-    forest.axvline(0, color="#999999", linewidth=0.7, linestyle=":")
-    forest.set_yticks(places, [f"{rate:g}" for rate in rates])
-    forest.set(xlabel=f"{arms[0]} minus {arms[1]}, pp", ylabel="learning rate", ylim=(-0.5, 2.5))
-    for axes in (curves, forest):
+    panels = figure.subplots(1, columns, squeeze=False, **more)[0]
+    for axes in panels:
+        axes.set_facecolor(palette.paper)
+        axes.tick_params(colors=palette.muted, labelsize=8, length=3)
+        axes.grid(axis="y", color=palette.line, linewidth=0.6)
+        axes.set_axisbelow(True)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(output, metadata={"Software": None})
+        axes.spines[["left", "bottom"]].set_color(palette.line)
+        for text in (axes.xaxis.label, axes.yaxis.label):
+            text.set(color=palette.ink, fontsize=9)
+        axes.title.set(color=palette.ink, fontsize=10)
+    return figure, panels
+
+
+def legend(axes: Any, palette: Palette, **more: Any) -> None:
+    """A legend without a frame."""
+    axes.legend(frameon=False, fontsize=8, labelcolor=palette.ink, **more)
+
+
+def with_bars(
+    axes: Any, places: Sequence[float], found: Sequence[Estimate], *, colour: str, label: str
+) -> None:
+    """Means in percent, joined by a line, with their intervals."""
+    middle, low, high = (
+        100 * np.array([getattr(e, end) for e in found]) for end in ("value", "low", "high")
+    )
+    axes.plot(places, middle, marker="o", markersize=4, color=colour, label=label, linewidth=1.6)
+    axes.vlines(places, low, high, color=colour, linewidth=1.2, alpha=0.7)
+
+
+def mean_curve(task: Task, arm: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mean smoothed metric over seeds in percent, and its standard error."""
+    curves = [
+        smooth(np.asarray(run.curve[task.plan.metric], dtype=float))
+        for run in task.results[arm].values()
+    ]
+    stacked = 100 * np.stack(curves)
+    return stacked.mean(0), stacked.std(0, ddof=1) / np.sqrt(len(stacked))
+
+
+def draw_curve(
+    axes: Any, task: Task, arm: str, *, colour: str, label: str, line: str = "-"
+) -> None:
+    """A learning curve with a band of one standard error."""
+    mean, error = (each[EDGE:-EDGE] for each in mean_curve(task, arm))
+    steps = np.arange(1, mean.size + 1) + EDGE
+    axes.plot(steps, mean, color=colour, label=label, linewidth=1.6, linestyle=line)
+    axes.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)

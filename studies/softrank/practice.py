@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from conditions import CONTROL_SEEDS, RATE, REINFORCE, TAUS, done, folder, joined, read_third, slope
+from conditions import (
+    CONTROL_SEEDS,
+    EPOCHS,
+    RATE,
+    REINFORCE,
+    TAUS,
+    done,
+    folder,
+    joined,
+    read_third,
+    slope,
+)
 from corrections import GRPO, PAPER, at
 from measured import Task, read_task
 from second import RATES, read_second
@@ -81,6 +92,24 @@ def weights() -> list[str]:
     return parts
 
 
+def settings() -> list[str]:
+    """What several optimizer steps and a KL term change."""
+    tasks = read_third()
+    if "updates" not in done(tasks):
+        return []
+    task = joined(tasks, "updates")
+    many, kl = (
+        task.contrast("area", f"{PAPER}-{name}", f"{GRPO}-{name}").result
+        for name in (f"epochs-{EPOCHS[-1]}", "kl")
+    )
+    return [
+        f"With {EPOCHS[-1]} optimizer steps per batch {PAPER} is {side(many)} {GRPO} "
+        f"({points(many.difference)} pp, a secondary contrast)",
+        f"With a KL term of the same coefficient it is {side(kl)} {GRPO} ({points(kl.difference)} "
+        "pp, likewise): its advantages are about K times smaller, so the coefficient weighs more",
+    ]
+
+
 def advice() -> str:
     """One paragraph."""
-    return " ".join(f"{part}." for part in [*at_the_rates(), *weights()])
+    return " ".join(f"{part}." for part in [*at_the_rates(), *settings(), *weights()])

@@ -21,8 +21,7 @@ from corrections import GRPO, PAPER, at
 from coverage import coverage
 from design import power
 from measured import RESULTS, Task, read_task
-from pictures import rates_picture
-from words import bullets, listed, percent, points, signed, table, wrapped
+from words import bullets, listed, percent, picture, points, signed, table, wrapped
 
 from groupwise.evaluation import (
     Contrast,
@@ -361,9 +360,10 @@ def results(tasks: Mapping[str, Task], contrasts: Mapping[str, Contrast]) -> str
     ]
     for name, task in tasks.items():
         hours = sum(result.used("seconds") for result in task.runs) / 3600
+        alt = f"Area over learning rate, and contrasts: {spoken(name)}"
         parts.append(
             f"### {spoken(name).capitalize()}\n\n"
-            f"![Area over learning rate, and contrasts: {spoken(name)}](second-{name}.png)\n\n"
+            f"{picture(f'second-{name}', alt=alt)}\n\n"
             f"{by_rate(task)}\n\n{own_best(task)}\n\n"
             f"{len(task.runs)} runs, {hours:.1f} hours of training, base {bases(task)}."
         )
@@ -412,15 +412,13 @@ def spoken(name: str) -> str:
 
 
 def main() -> int:
-    """Write the plans of tasks without results, the pictures, and the page."""
+    """Write the plans of tasks without results, and the page."""
     PLANS.mkdir(parents=True, exist_ok=True)
     for name in SETTINGS:
         if not (RESULTS / f"second-{name}").exists():
             _write(f"second-{name}", plan(name))
     if not (RESULTS / MECHANISM).exists():
         _write(MECHANISM, mechanism_plan())
-    for name, task in read_second().items():
-        rates_picture(task, PAGE.parent / f"second-{name}.png", rates=RATES, arms=tuple(ARMS))
     PAGE.write_text(page(), encoding="utf-8")
     return 0
 

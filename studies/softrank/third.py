@@ -119,7 +119,7 @@ def told(found: Found) -> str:
         equal = f"; {shown} with a margin of {100 * MARGIN:g} pp, p {_p(found.equal.p)}"
     return (
         f"{capital(found.contrast.says)}: {points(found.result.difference)} {found.contrast.unit}; "
-        f"{verdict} (Holm's p {_p(found.p_holm)}{equal})."
+        f"{verdict} (p {_p(found.result.p)} alone, Holm's p {_p(found.p_holm)}{equal})."
     )
 
 
@@ -166,7 +166,7 @@ def part(tasks: Mapping[str, Task], found: Mapping[str, list[Found]], name: str)
         pieces.append(bullets([told(one) for one in found[name]]))
     if name == "strata":
         pieces.append(base_rates(task))
-    return "\n\n".join([*pieces, rows(task, name)])
+    return "\n\n".join([*pieces, rows(task, name), apart(task, name)])
 
 
 def replicated() -> str:
@@ -186,6 +186,22 @@ def replicated() -> str:
     return table([*head, f"p of equality within {100 * MARGIN:g} pp"], lines)
 
 
+def apart(task: Task, name: str) -> str:
+    """That the conditions of a part point both ways, where their intervals say so."""
+    found = {
+        words: task.contrast("area", first, second).result.difference
+        for words, first, second in PARTS[name].rows
+    }
+    up = [f"{points(each)} pp ({words})" for words, each in found.items() if each.low > 0]
+    down = [f"{points(each)} pp ({words})" for words, each in found.items() if each.high < 0]
+    if not up or not down:
+        return ""
+    return (
+        f"The conditions point both ways, so their mean says little: {listed([*up, *down])}, "
+        "without a correction."
+    )
+
+
 def base_rates(task: Task) -> str:
     """Accuracy of the base model on the prompts of every stratum."""
     rates = []
@@ -200,6 +216,7 @@ def abstract(tasks: Mapping[str, Task], found: Mapping[str, list[Found]]) -> str
     if not done(tasks):
         return "No part has been run yet."
     lines = [f"**{one.title}.** {told(one)}" for name in found for one in found[name]]
+    lines += [text for name in found if (text := apart(joined(tasks, name), name))]
     missing = [uncapital(PARTS[name].title) for name in PARTS if name not in done(tasks)]
     rest = [f"Not run: {listed(missing)}."] if missing else []
     return bullets([*lines, *rest])

@@ -7,6 +7,7 @@ import math
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -83,6 +84,12 @@ def test_a_part_has_figures_once_all_of_it_has_run(
     assert found.p_holm == pytest.approx(third.family() * found.result.p)
     assert third.told(found).startswith("SoftRank minus GRPO, mean over 5, 10 and 20 % noise: +2.")
     assert "a difference is shown" in third.told(found)
+    noise = conditions.joined(tasks, "noise")
+    assert third.apart(noise, "noise") == ""
+    swapped = {**noise.results, "grpo-noise-0.1": noise.results["softrank-noise-0.1"],
+               "softrank-noise-0.1": noise.results["grpo-noise-0.1"]}  # fmt: skip
+    told = third.apart(replace(noise, results=swapped), "noise")
+    assert "point both ways" in told and "−2." in told.split("10 % flipped")[0]
     assert "equivalence is not shown with a margin of 1 pp" in third.told(found)
     assert "Not run: temperature" in third.abstract(tasks, third.primary(tasks))
     next((tmp_path / conditions.folder("noise") / "results").glob("*-seed-3000.json")).unlink()
