@@ -174,8 +174,7 @@ def prepare(
         train_on, splits = _rendered(config, policy, prompts, eval_prompts, scorer, progress.log)
         run_log = _run_log(config, resume_at=found.step if resume else None)
         watchdog = undo.enter_context(closing(make_watchdog(config, run_log, progress=progress)))
-        monitor = _monitor(config, run_log, progress=progress, name=name)
-        undo.callback(monitor.close)
+        monitor = undo.enter_context(closing(_monitor(config, run_log, progress, name=name)))
         trainer = _trainer(
             config,
             algorithm,
@@ -378,7 +377,7 @@ def _restore(
         trainer.save(wait=True)
 
 
-def _monitor(config: Config, run_log: RunLog, *, progress: Progress, name: str | None) -> Monitor:
+def _monitor(config: Config, run_log: RunLog, progress: Progress, *, name: str | None) -> Monitor:
     return Monitor(
         run_log=run_log,
         progress=progress,
