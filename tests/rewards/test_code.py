@@ -108,7 +108,7 @@ def test_the_program_is_found(text: str, code: str) -> None:
 
 
 def test_the_program_is_found_in_long_hostile_texts_at_once() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     pieces = (
         "`",
         "```python\n",
@@ -125,7 +125,7 @@ def test_the_program_is_found_in_long_hostile_texts_at_once() -> None:
     )
     for piece in pieces:
         assert isinstance(extract_code(piece * 50_000 + "x", defines=["f"]), str)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
 
 
 # One row of each kind -----------------------------------------------------------------------------

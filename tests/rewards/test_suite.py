@@ -13,6 +13,10 @@ sandboxed = pytest.mark.skipif(unavailable() is not None, reason=f"no sandbox: {
 UNFIT = {
     "class B(A): pass\nassert B().f() == 1": "derives a class from A",
     "def t():\n    class B(A, object): pass\n    assert B()\nt()": "derives a class from A",
+    "assert type(f()) is Box": "asks for the type Box itself",
+    "assert type(f()).__name__ == 'Box' and Box": "asks for the type Box itself",
+    "x = f()\nassert x.__class__ == Box": "asks for the type Box itself",
+    "with ends() as x:\n    raise KeyError": "raises what ends should end",
     "import io, contextlib\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    f()\n"
     "assert out.getvalue() == 'x'": "replaces stdout",
     "import io, sys\nsys.stdout = out = io.StringIO()\nf()\nassert out.getvalue()": "stdout",
@@ -49,6 +53,10 @@ def test_what_a_test_does_to_the_program_s_process_is_refused(source: str) -> No
         "class Base: pass\nclass Box(Base): pass\nassert f(1) == 3 and Box()",
         "import unittest\nclass T(unittest.TestCase):\n    def t(self): assert f(1)\nT().t()",
         "assert f('builtins.input') == 3",
+        "assert type(f()) is list and isinstance(f(), Box)",
+        "try:\n    f()\nexcept Wrong as e:\n    assert type(e) is Wrong",
+        "try:\n    with lock():\n        raise KeyError\nexcept KeyError:\n    pass\nassert f()",
+        "with lock() as x:\n    assert x == 1",
     ],
 )
 def test_other_tests_are_run(source: str) -> None:

@@ -266,7 +266,7 @@ def _answer(row: Row, columns: _Columns, where: str) -> str | None:
 
 def _untexted(row: Row, columns: _Columns, where: str) -> Any:
     """The answer as the data has it, if that is not text."""
-    value = _value(row, columns.answer, where) if columns.answer else None
+    value = _answer_value(row, columns, where)
     return None if isinstance(value, str) else value
 
 

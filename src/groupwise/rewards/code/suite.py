@@ -110,6 +110,12 @@ def _unfit(source: str, names: tuple[str, ...]) -> str:
         if isinstance(base, ast.Name) and base.id in names:
             what = f"derives a class from {base.id}"
             return f"a test {what}, which stays in the program's process"
+    caught = {node.name for node in nodes if isinstance(node, ast.ExceptHandler)}
+    for kind in (name for node in nodes for name in _compared_types(node, caught)):
+        if kind in names:
+            return f"a test asks for the type {kind} itself, which stays in the program's process"
+    if tree is not None and (manager := next(_ending(tree, names), None)):
+        return f"a test raises what {manager} should end, which the program cannot do for a test"
     methods = {part for node in classes for part in node.body}
     attributes = [node.attr for node in nodes if isinstance(node, ast.Attribute)]
     read_back = any(name in _READ_BACK or name.startswith("assert_") for name in attributes)
@@ -118,6 +124,39 @@ def _unfit(source: str, names: tuple[str, ...]) -> str:
     for stream in sorted(replaced & (_STREAMS if read_back else _INPUTS)):
         return f"a test replaces {stream}, which the program does not share with it"
     return ""
+
+
+def _compared_types(node: ast.AST, caught: set[str | None]) -> list[str]:
+    """Names that a comparison has beside `type(…)`, `type(…).__name__` or `….__class__`; exceptions
+    have the same class on both sides."""
+    if not isinstance(node, ast.Compare):
+        return []
+    sides = [node.left, *node.comparators]
+    for side in sides:
+        while isinstance(side, ast.Attribute) and side.attr in ("__name__", "__qualname__"):
+            side = side.value
+        asked = side.value if isinstance(side, ast.Attribute) and side.attr == "__class__" else None
+        if isinstance(side, ast.Call) and ast.unparse(side.func) == "type" and side.args:
+            asked = side.args[0]
+        of_error = (isinstance(asked, ast.Name) and asked.id in caught) or (
+            isinstance(asked, ast.Attribute) and asked.attr in ("exception", "value")
+        )
+        if asked is not None and not of_error:
+            found = [each.id for each in sides if isinstance(each, ast.Name)]
+            return found + [str(e.value) for e in sides if isinstance(e, ast.Constant)]
+    return []
+
+
+def _ending(node: ast.AST, names: Sequence[str]) -> Iterator[str]:
+    """The program's context managers around a `raise` of the test that nothing else ends."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Try):
+            continue
+        if isinstance(child, ast.With | ast.AsyncWith):
+            made = [ast.unparse(item.context_expr).partition("(")[0] for item in child.items]
+            if any(isinstance(statement, ast.Raise) for statement in child.body):
+                yield from (name for name in made if name in names)
+        yield from _ending(child, names)
 
 
 _INPUTS = frozenset(["stdin", "input"])
