@@ -81,7 +81,9 @@ class Target:
 AGAINST = {
     "step": "TRL", "memory": "", "scaling": "", "preferences": "TRL",
     "critic_step": "no critic", "tools": "see below", "cluster": "one process",
+    "first_over_later": "later steps",
 }  # fmt: skip
+"""What a figure or the figures of a benchmark are held against."""
 WIDEST = 7
 """Most columns of a table that a page of the site shows without scrolling."""
 HALF_MB = {"fp32": 9500.0, "recommended": 9500.0, "lora": 3000.0}
@@ -183,7 +185,9 @@ def against_targets(found: Found) -> str:
                 "benchmark": target.benchmark,
                 "case": target.case,
                 "figure": target.figure.replace("_", " "),
-                "against": target.peer or AGAINST.get(target.benchmark, "bound"),
+                "against": target.peer
+                or AGAINST.get(target.figure)
+                or AGAINST.get(target.benchmark, "bound"),
                 "measured": measured if measured is not None else "not measured",
                 "target": f"{sign} {show(target.value)}",
                 "met": _verdict(target, measured),

@@ -59,7 +59,7 @@ class _TreeAttention(torch.autograd.Function):
     ) -> Tensor:
         out = query.new_empty(query.shape, dtype=torch.float32)
         norm = query.new_empty(query.shape[:2], dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, spans, out, norm)
+        ctx.save_for_backward(query, key, value, spans, norm)
         ctx.prompts, ctx.scaling, ctx.window = prompts, scaling, window
         wide = query.float(), key.float(), value.float()
         _call("tree_forward", (*wide, spans, out, norm), scaling, window)
@@ -71,7 +71,7 @@ class _TreeAttention(torch.autograd.Function):
         ctx: Any, *grads: Float[Tensor, "tokens heads dim"]
     ) -> tuple[Tensor | None, ...]:
         # Unpacked once: what checkpointing recomputes can be read a single time.
-        *given, spans, out, norm = ctx.saved_tensors
+        *given, spans, norm = ctx.saved_tensors
         dtype = given[0].dtype
         query, key, value = (x.float() for x in given)
         # Enough parts for all threads; the parts are added in order, so that the sum does not
@@ -80,7 +80,7 @@ class _TreeAttention(torch.autograd.Function):
         d_query = query.new_empty(query.shape)
         d_key, d_value = (key.new_zeros(parts, *key.shape) for _ in range(2))
         buffers = (grads[0].float().contiguous(), d_query, d_key, d_value)
-        saved = (query, key, value, spans, out, norm)
+        saved = (query, key, value, spans, None, norm)
         _call("tree_backward", saved, ctx.scaling, ctx.window, buffers, parts=parts)
         if parts > 1:
             d_key, d_value = d_key.sum(0, keepdim=True), d_value.sum(0, keepdim=True)
@@ -90,7 +90,7 @@ class _TreeAttention(torch.autograd.Function):
 
 def _call(
     name: str,
-    saved: tuple[Tensor, ...],
+    saved: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor],
     scaling: float,
     window: int | None,
     gradients: tuple[Tensor, ...] = (),
@@ -98,7 +98,7 @@ def _call(
     parts: int = 1,
 ) -> None:
     query, key, value, spans, out, norm = saved
-    pointers = [x.data_ptr() for x in (out, norm, *gradients)]
+    pointers = [None if x is None else x.data_ptr() for x in (out, norm, *gradients)]
     call = structures.Tree(
         *(Heads.of(x) for x in (query, key, value)),
         *pointers, *[None] * (6 - len(pointers)),

@@ -12,7 +12,7 @@
 // Spans of tokens: each a prompt, or a completion that attends to its prompt and itself.
 struct Tree {
     Heads<float> query, key, value;
-    float *out;             // [tokens, heads, dim]
+    float *out;             // [tokens, heads, dim]; of the forward pass
     float *norm;            // [tokens, heads]: log Σ e^score
     const float *out_grad;  // [tokens, heads, dim]
     float *query_grad;      // [tokens, heads, dim]
@@ -143,8 +143,10 @@ struct QueryBlock {
         }
     }
 
-    //   P = exp(QKᵀ · scaling - norm),  dV = Pᵀ dO,  dS = P ∘ (dO Vᵀ - rowsum(dO ∘ O)) · scaling,
-    //   dQ = dS K,  dK = dSᵀ Q
+    //   P = exp(QKᵀ · scaling - norm),  dV = Pᵀ dO,  dP = dO Vᵀ,
+    //   dS = P ∘ (dP - rowsum(P ∘ dP)) · scaling,  dQ = dS K,  dK = dSᵀ Q
+    // rowsum(dO ∘ O) is the same, but takes the output of the forward pass. P is divided by its sum,
+    // which the rounding of large scores moves away from 1.
     void backward(float *scratch, int64_t part) const
     {
         float *transposed = scratch, *weights = transposed + t.dim * columns;
@@ -156,12 +158,9 @@ struct QueryBlock {
         score(t.key, transposed, weights);
         transposed_queries(out_grad, row, transposed_grad);
         score(t.value, transposed_grad, grads);
-        std::fill(norm, mean + columns, 0.0f);
-        for (int64_t q = 0; q < count; q++) {
+        std::fill(norm, norm + columns, 0.0f);
+        for (int64_t q = 0; q < count; q++)
             norm[q] = t.norm[(token + q) * t.heads + head];
-            for (int64_t d = 0; d < t.dim; d++)
-                mean[q] += t.out[place(q) + d] * out_grad[q * row + d];
-        }
         const float scaling = t.scaling;
         for (int64_t k = 0; k < keys; k++)
             for (int64_t q = 0; q < columns; q += LANES) {
@@ -169,6 +168,14 @@ struct QueryBlock {
                 x = exponential(x * scaling - at(norm + q));
             }
         mask(weights, 0.0f);
+        for (int64_t q = 0; q < columns; q += LANES) {
+            Vector sum{}, total{};
+            for (int64_t k = 0; k < keys; k++) {
+                const Vector weight = at(weights + k * columns + q);
+                sum += weight * at(grads + k * columns + q), total += weight;
+            }
+            at(mean + q) = sum / total;
+        }
         scatter(weights, out_grad, row, t.value_grad + part * whole);
         for (int64_t k = 0; k < keys; k++)
             for (int64_t q = 0; q < columns; q += LANES) {
