@@ -83,7 +83,7 @@ def weights() -> list[str]:
             f"τ can stay at 0.5: doubling it between {TAUS[0]:g} and {TAUS[-1]:g} changes the area "
             f"by {points(change)} pp"
         )
-    if graded is not None:
+    if graded is not None and REINFORCE in graded.arms:
         found = graded.contrast("area", REINFORCE, PAPER).result
         parts.append(
             f"With graded rewards {REINFORCE} without a baseline is {side(found)} {PAPER} "

@@ -287,7 +287,7 @@ def test_a_second_round_names_who_is_above_both_controls(
     assert search.eligible(again, task) == ["softrank_annealed", "floored"]
     assert search.outcome(again).startswith(
         "Above both controls on the 4 design seeds: `softrank_annealed` and `floored`. "
-        "The best, `floored`, is +9."
+        "The best, `floored`, is +10.0 "
     )
     assert search.finalist().endswith("No finalist has been named yet.")
     next((tmp_path / again.folder / "results").glob("floored-seed-3.json")).unlink()
