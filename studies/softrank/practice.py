@@ -17,9 +17,10 @@ from conditions import (
 from corrections import GRPO, PAPER, at
 from measured import Task, read_task
 from second import RATES, read_second
+from third import contrasted
 from words import listed, points
 
-from groupwise.evaluation import SeedDifference, seed_mean
+from groupwise.evaluation import SeedDifference, paired_seeds, seed_mean
 
 
 def side(found: SeedDifference, *, more: str = "ahead of", less: str = "behind") -> str:
@@ -110,6 +111,19 @@ def settings() -> list[str]:
     ]
 
 
+def noisy() -> list[str]:
+    """Whether the difference survives a judge that errs."""
+    tasks = read_third()
+    if "noise" not in done(tasks):
+        return []
+    first, second = contrasted(joined(tasks, "noise"), PARTS["noise"].primary[0])
+    found = paired_seeds(first, second)
+    return [
+        f"Where 5 to 20 % of the answers are misjudged, {PAPER} is {side(found)} {GRPO} "
+        f"({points(found.difference)} pp)"
+    ]
+
+
 def advice() -> str:
     """One paragraph."""
-    return " ".join(f"{part}." for part in [*at_the_rates(), *settings(), *weights()])
+    return " ".join(f"{part}." for part in [*at_the_rates(), *settings(), *noisy(), *weights()])
