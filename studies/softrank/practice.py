@@ -5,6 +5,7 @@ from __future__ import annotations
 from conditions import (
     CONTROL_SEEDS,
     EPOCHS,
+    PARTS,
     RATE,
     REINFORCE,
     TAUS,
