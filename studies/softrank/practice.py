@@ -5,6 +5,7 @@ from __future__ import annotations
 from conditions import (
     CONTROL_SEEDS,
     EPOCHS,
+    GROUPS,
     PARTS,
     RATE,
     REINFORCE,
@@ -117,14 +118,32 @@ def noisy() -> list[str]:
     tasks = read_third()
     if "noise" not in done(tasks):
         return []
-    first, second = contrasted(joined(tasks, "noise"), PARTS["noise"].primary[0])
-    found = paired_seeds(first, second)
+    found = paired_seeds(*contrasted(joined(tasks, "noise"), PARTS["noise"].primary[0]))
     return [
         f"Where 5 to 20 % of the answers are misjudged, {PAPER} is {side(found)} {GRPO} "
         f"({points(found.difference)} pp)"
     ]
 
 
+def groups() -> list[str]:
+    """The lead over group sizes, and what the size itself does."""
+    tasks = read_third()
+    if "groups" not in done(tasks):
+        return []
+    task = joined(tasks, "groups")
+    found = paired_seeds(*contrasted(task, PARTS["groups"].primary[0]))
+    small, large = min(GROUPS), max(GROUPS)
+    size = task.contrast("area", f"{GRPO}-group-{small}", f"{GRPO}-group-{large}").result
+    return [
+        f"Over groups of {listed([str(each) for each in GROUPS])}, {PAPER} is {side(found)} {GRPO} "
+        f"({points(found.difference)} pp); the size matters more: at equal samples, {GRPO} with "
+        f"groups of {small} is {side(size)} {GRPO} with groups of {large} "
+        f"({points(size.difference)} pp)"
+    ]
+
+
 def advice() -> str:
     """One paragraph."""
-    return " ".join(f"{part}." for part in [*at_the_rates(), *settings(), *noisy(), *weights()])
+    return " ".join(
+        f"{part}." for part in [*at_the_rates(), *groups(), *settings(), *noisy(), *weights()]
+    )
