@@ -5,6 +5,8 @@ from __future__ import annotations
 from conditions import (
     CONTROL_SEEDS,
     EPOCHS,
+    GROUPS,
+    PARTS,
     RATE,
     REINFORCE,
     TAUS,
@@ -17,9 +19,10 @@ from conditions import (
 from corrections import GRPO, PAPER, at
 from measured import Task, read_task
 from second import RATES, read_second
+from third import contrasted
 from words import listed, points
 
-from groupwise.evaluation import SeedDifference, seed_mean
+from groupwise.evaluation import SeedDifference, paired_seeds, seed_mean
 
 
 def side(found: SeedDifference, *, more: str = "ahead of", less: str = "behind") -> str:
@@ -83,7 +86,7 @@ def weights() -> list[str]:
             f"τ can stay at 0.5: doubling it between {TAUS[0]:g} and {TAUS[-1]:g} changes the area "
             f"by {points(change)} pp"
         )
-    if graded is not None:
+    if graded is not None and REINFORCE in graded.arms:
         found = graded.contrast("area", REINFORCE, PAPER).result
         parts.append(
             f"With graded rewards {REINFORCE} without a baseline is {side(found)} {PAPER} "
@@ -110,6 +113,37 @@ def settings() -> list[str]:
     ]
 
 
+def noisy() -> list[str]:
+    """Whether the difference survives a judge that errs."""
+    tasks = read_third()
+    if "noise" not in done(tasks):
+        return []
+    found = paired_seeds(*contrasted(joined(tasks, "noise"), PARTS["noise"].primary[0]))
+    return [
+        f"Where 5 to 20 % of the answers are misjudged, {PAPER} is {side(found)} {GRPO} "
+        f"({points(found.difference)} pp)"
+    ]
+
+
+def groups() -> list[str]:
+    """The lead over group sizes, and what the size itself does."""
+    tasks = read_third()
+    if "groups" not in done(tasks):
+        return []
+    task = joined(tasks, "groups")
+    found = paired_seeds(*contrasted(task, PARTS["groups"].primary[0]))
+    small, large = min(GROUPS), max(GROUPS)
+    size = task.contrast("area", f"{GRPO}-group-{small}", f"{GRPO}-group-{large}").result
+    return [
+        f"Over groups of {listed([str(each) for each in GROUPS])}, {PAPER} is {side(found)} {GRPO} "
+        f"({points(found.difference)} pp); the size matters more: at equal samples, {GRPO} with "
+        f"groups of {small} is {side(size)} {GRPO} with groups of {large} "
+        f"({points(size.difference)} pp)"
+    ]
+
+
 def advice() -> str:
     """One paragraph."""
-    return " ".join(f"{part}." for part in [*at_the_rates(), *settings(), *weights()])
+    return " ".join(
+        f"{part}." for part in [*at_the_rates(), *groups(), *settings(), *noisy(), *weights()]
+    )

@@ -216,7 +216,11 @@ def abstract(tasks: Mapping[str, Task], found: Mapping[str, list[Found]]) -> str
     if not done(tasks):
         return "No part has been run yet."
     lines = [f"**{one.title}.** {told(one)}" for name in found for one in found[name]]
-    lines += [text for name in found if (text := apart(joined(tasks, name), name))]
+    lines += [
+        f"**{PARTS[name].title}.** {text}"
+        for name in found
+        if (text := apart(joined(tasks, name), name))
+    ]
     missing = [uncapital(PARTS[name].title) for name in PARTS if name not in done(tasks)]
     rest = [f"Not run: {listed(missing)}."] if missing else []
     return bullets([*lines, *rest])

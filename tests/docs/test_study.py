@@ -277,6 +277,7 @@ def test_a_second_round_names_who_is_above_both_controls(
     monkeypatch.setattr(sys.modules["measured"], "RESULTS", tmp_path)
     again = replace(search.AGAIN, seeds=range(4))
     monkeypatch.setattr(search, "ROUNDS", (again,))
+    monkeypatch.setattr(search, "FINALIST", None)
     jitter = [0.0, 0.004, -0.004, 0.002]
     heights = {"softrank": 0.5, "grpo": 0.4, "reinforce": 0.5}
     write(tmp_path / again.controls, {a: [h + j for j in jitter] for a, h in heights.items()})
@@ -287,7 +288,7 @@ def test_a_second_round_names_who_is_above_both_controls(
     assert search.eligible(again, task) == ["softrank_annealed", "floored"]
     assert search.outcome(again).startswith(
         "Above both controls on the 4 design seeds: `softrank_annealed` and `floored`. "
-        "The best, `floored`, is +9."
+        "The best, `floored`, is +10.0 "
     )
     assert search.finalist().endswith("No finalist has been named yet.")
     next((tmp_path / again.folder / "results").glob("floored-seed-3.json")).unlink()
