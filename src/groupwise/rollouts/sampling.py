@@ -41,7 +41,9 @@ def distribution(
 
     Elsewhere: vLLM and transformers use the same order; both renormalise, as is done here.
     """
-    probs = torch.softmax(logits / sampling.temperature, -1)
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    probs = torch.softmax(logits, -1)
     if not truncates(sampling):
         return probs, None
     kept = torch.ones_like(probs, dtype=torch.bool)
@@ -82,6 +84,11 @@ def draw(
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
+        return SampledTokens(tokens=tokens, logp=logp, support=None)
+    if not truncates(sampling):
+        if sampling.temperature != 1.0:
+            logits = logits / sampling.temperature
+        tokens, logp = inverse_cdf(torch.softmax(logits, -1), uniform)
         return SampledTokens(tokens=tokens, logp=logp, support=None)
     probs, kept = distribution(logits, sampling)
     tokens, logp = inverse_cdf(probs, uniform)
