@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from groupwise.kernels import inverse_cdf
 from groupwise.types import Sampling
 
 
@@ -93,34 +94,3 @@ def draw(
     probs, kept = distribution(logits, sampling)
     tokens, logp = inverse_cdf(probs, uniform)
     return SampledTokens(tokens=tokens, logp=logp, support=kept)
-
-
-def rising(
-    cdf: Float[Tensor, "rows vocab"], probs: Float[Tensor, "rows vocab"]
-) -> Float[Tensor, "rows vocab"]:
-    """A cumulative distribution that rises at tokens of positive probability only.
-
-    A parallel scan on a GPU adds in a different order at every position, so rounding can make it
-    fall and rise again, even where the probability is 0.
-    """
-    return torch.where(probs > 0, cdf, 0).cummax(-1).values
-
-
-def inverse_cdf(
-    probs: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"]
-) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
-    """The first token of each row whose cumulative probability exceeds the row's uniform number,
-    and the logarithm of its probability."""
-    cdf = probs.cumsum(-1)
-    if cdf.device.type != "cpu":
-        cdf = rising(cdf, probs)
-    total = cdf[:, -1]
-    # u·total may round up to total; the largest number below it still has a token whose step of the
-    # CDF contains it.
-    target = torch.minimum(
-        uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    # NaN logits index past the end, so clamp; their log-probability is NaN.
-    tokens = torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
-    tokens = tokens.clamp(max=cdf.shape[-1] - 1)
-    return tokens, probs.gather(-1, tokens[:, None]).squeeze(-1).log()
