@@ -67,6 +67,13 @@ class Reference:
         """silu(gate) ∘ up"""
         return F.silu(gate) * up
 
+    def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Inverse-CDF sampling from softmax(logits / temperature): one token per row, and its
+        log-probability."""
+        if temperature != 1.0:
+            logits = logits / temperature
+        return inverse_cdf(torch.softmax(logits, -1), uniform)
+
     def causal_attention(
         self,
         query: Tensor,

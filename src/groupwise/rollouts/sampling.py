@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from groupwise.kernels import inverse_cdf
+from groupwise.kernels import active, inverse_cdf
 from groupwise.types import Sampling
 
 
@@ -87,9 +87,7 @@ def draw(
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
         return SampledTokens(tokens=tokens, logp=logp, support=None)
     if not truncates(sampling):
-        if sampling.temperature != 1.0:
-            logits = logits / sampling.temperature
-        tokens, logp = inverse_cdf(torch.softmax(logits, -1), uniform)
+        tokens, logp = active().draw(logits, uniform, temperature=sampling.temperature)
         return SampledTokens(tokens=tokens, logp=logp, support=None)
     probs, kept = distribution(logits, sampling)
     tokens, logp = inverse_cdf(probs, uniform)
