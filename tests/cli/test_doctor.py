@@ -141,7 +141,8 @@ def test_too_little_memory_and_disk(
     checks = looked(model, tmp_path / "run")
     assert checks["disk"].passed is False and "keep fewer" in checks["disk"].advice
     assert checks["memory"].passed is False
-    assert "set, cumulatively: update.tokens_per_microbatch = " in checks["memory"].advice
+    advice = checks["memory"].advice  # which setting comes first depends on the kernels
+    assert "set, cumulatively: update." in advice and "update.tokens_per_microbatch = " in advice
 
 
 def test_more_threads_than_cores_are_found(model: Path, tmp_path: Path) -> None:

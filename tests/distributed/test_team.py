@@ -75,8 +75,14 @@ def spread(world: World) -> dict[str, list[Completion]] | str:
 def test_spread_prompts_give_the_completions_of_one_engine() -> None:
     first, *others = run_ranks(3, spread)
     assert others == ["followed"] * 2
-    alone = sampled(GroupEngine(tiny_policy(tiny_model("llama"), ends=(1, 7, 8))))
-    assert first == alone
+    engine = GroupEngine(tiny_policy(tiny_model("llama"), ends=(1, 7, 8)))
+    alone = sampled(engine)
+    assert isinstance(first, dict) and first.keys() == alone.keys()
+    atol = 0.0 if engine.exact_continuation else 1e-4  # a row's bits may depend on the others
+    for prompt, wanted in alone.items():
+        for found, one in zip(first[prompt], wanted, strict=True):
+            assert found.logprobs == pytest.approx(one.logprobs, rel=0, abs=atol)
+            assert replace(found, logprobs=one.logprobs) == one
 
 
 def with_critic(world: World) -> tuple[float, float]:

@@ -17,9 +17,11 @@ from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import PackedLinear as Linear
 from groupwise.kernels.cpu import can_use_attention as attends
-from groupwise.kernels.cpu import matmul, multiplies, rms_norm
+from groupwise.kernels.cpu import draw_tokens, matmul, multiplies, rms_norm
 from groupwise.kernels.tree_attention import tree_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
+from groupwise.rollouts.sampling import draw
+from groupwise.types import Sampling
 from trees import GROUPS, attended, check_attention, laid_out, tensors
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
@@ -79,6 +81,72 @@ def test_a_norm_is_the_norm(size: int) -> None:
         torch.testing.assert_close(rms_norm(given, weight, 1e-5), exact.float())
 
 
+@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 128, 129, 1000, 5000])
+@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
+def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) -> None:
+    logits, uniform = 3 * numbers(400, size), torch.linspace(0, 1, 400, dtype=torch.float64)
+    logits[::2, 1::3], logits[1::2, : size // 2] = -torch.inf, -torch.inf
+    uniform[-1] = 1 - 2**-53
+    tokens, logp = draw_tokens(logits, uniform, temperature=temperature)
+    probs = torch.softmax(logits.double() / temperature, -1)
+    found = probs.gather(1, tokens[:, None])[:, 0]
+    torch.testing.assert_close(logp.double().exp(), found, rtol=1e-5, atol=1e-9)
+    assert (logp > -torch.inf).all()
+    after = probs.cumsum(-1).gather(1, tokens[:, None])[:, 0]
+    assert (after > uniform - 1e-6).all() and (after - logp.exp() < uniform + 1e-6).all()
+
+
+@pytest.mark.parametrize("size", [100, 1000])
+def test_the_largest_number_below_one_draws_what_can_be_drawn(size: int) -> None:
+    """The sum of a block, rounded, may be more than that of its tokens one by one."""
+    logits, uniform = numbers(400, size), torch.full((400,), 1 - 2**-53, dtype=torch.float64)
+    logits[:, size - 30 :] = -torch.inf
+    _, logp = draw_tokens(logits, uniform, temperature=1.0)
+    assert (logp > -torch.inf).all()
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("size", [40, 300])
+def test_logits_that_are_no_numbers_are_told_of(number: float, size: int) -> None:
+    """A row of nothing but -inf has no probabilities either; rows beside it do."""
+    logits = numbers(3, size)
+    logits[1] = number
+    tokens, logp = draw_tokens(logits, torch.full((3,), 0.5), temperature=1.0)
+    assert logp.isnan().tolist() == [False, True, False] and tokens[1] == size - 1
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_one_of_them_is_enough(number: float) -> None:
+    logits = numbers(2, 300)
+    logits[1, 200] = number
+    _, logp = draw_tokens(logits, torch.tensor([0.5, 0.1]), temperature=1.0)
+    assert logp.isnan().tolist() == [False, True]
+
+
+def test_what_is_drawn_is_what_pytorch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, uniform = 3 * numbers(300, 2, 500)[:, 0], torch.rand(600, dtype=torch.float64)[::2]
+    ours = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
+    with using(Reference()):
+        theirs = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
+    assert (ours.tokens != theirs.tokens).sum() <= 1  # where rounding decides
+    same = ours.tokens == theirs.tokens
+    torch.testing.assert_close(ours.logp[same], theirs.logp[same], atol=1e-5, rtol=1e-5)
+    assert (ours.tokens.dtype, ours.logp.dtype) == (theirs.tokens.dtype, theirs.logp.dtype)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, 0.0, torch.inf, torch.nan])
+def test_no_token_is_drawn_at_such_a_temperature(temperature: float) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        draw_tokens(numbers(2, 40), torch.zeros(2), temperature=temperature)
+
+
+def test_no_rows_no_tokens() -> None:
+    tokens, logp = draw_tokens(numbers(0, 40), torch.zeros(0), temperature=1.0)
+    assert tokens.shape == logp.shape == (0,)
+    with pytest.raises(ValueError, match="no token"):
+        draw_tokens(numbers(2, 0), torch.zeros(2), temperature=1.0)
+
+
 @pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 here")
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 5, 6), (9, 33, 64), (150, 96, 130)])
 def test_a_product_in_16_bits_is_rounded_once(rows: int, outputs: int, inputs: int) -> None:
@@ -116,6 +184,8 @@ def test_sizes_that_do_not_belong_together_are_refused() -> None:
         Linear(numbers(4, 8), None)(numbers(2, 8).bfloat16())  # pyright: ignore[reportArgumentType]
     with pytest.raises((ValueError, TypeError)):
         rms_norm(numbers(2, 6), numbers(4), 1e-5)
+    with pytest.raises((ValueError, TypeError)):
+        draw_tokens(numbers(2, 6), torch.zeros(1).double(), temperature=1.0)
 
 
 def by_columns(x: Tensor) -> Tensor:
@@ -416,7 +486,8 @@ def everything() -> list[Tensor]:
     )
     found, _ = both(decode, given, window=None, scaling=0.25)
     gated = Linear(weight, None, gate=(weight, None))
-    return [Linear(weight, None)(x), gated(x), rms_norm(x, weight[0], 1e-5), *found]
+    drawn = draw_tokens(x, torch.linspace(0, 1, 300).double(), temperature=1.0)
+    return [Linear(weight, None)(x), gated(x), rms_norm(x, weight[0], 1e-5), *drawn, *found]
 
 
 def test_any_number_of_threads_gives_the_same_bits(threads: None) -> None:

@@ -11,8 +11,9 @@ from torch import Tensor
 
 import groupwise.testing.engines as contract
 from groupwise.errors import RunError
+from groupwise.kernels.reference import rising
 from groupwise.rollouts import make_engine
-from groupwise.rollouts.sampling import draw, kept_ids, rising
+from groupwise.rollouts.sampling import draw, kept_ids
 from groupwise.settings import EngineSettings
 from groupwise.types import Sampling
 from groupwise.updates.packing import support_mask

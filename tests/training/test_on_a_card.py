@@ -16,7 +16,7 @@ import torch
 import pretended_card
 from groupwise.config import connect
 from groupwise.kernels.flex import can_use_flex, flex_tree_attention, tree_blocks
-from groupwise.rollouts.sampling import inverse_cdf
+from groupwise.kernels.reference import inverse_cdf
 from groupwise.training import prepare
 from groupwise.updates.logprobs import Projection, token_logprobs
 from pretended_card import CASES, SAMPLED, rows

@@ -173,7 +173,7 @@ def prepared(tmp_path: Path, *more: str) -> ProcessTrainer:
 
 
 def test_a_function_scores_steps_and_what_it_cannot_judge_has_no_reward(tmp_path: Path) -> None:
-    code = tmp_path / "mine.py"
+    code = tmp_path / "step_function.py"
     code.write_text(
         "def steps(prompt, steps, answer):\n"
         "    if len(steps) == 2:\n"

@@ -25,6 +25,7 @@ from groupwise.kernels.reference import (
     Reference,
     accumulable_grad,
     attention,
+    inverse_cdf,
     is_plain_linear,
     within_window,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "active",
     "add_low_rank",
     "attention",
+    "inverse_cdf",
     "is_plain_linear",
     "keep_freed_memory",
     "select",

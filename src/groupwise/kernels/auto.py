@@ -27,7 +27,7 @@ from groupwise.kernels.reference import Reference
 from groupwise.kernels.tree_attention import tree_attention
 
 CPP = cpu_layers.KINDS | {
-    "matmul", "prefill_attention", "tree_attention", "decode_attention", "decoder",
+    "matmul", "draw", "prefill_attention", "tree_attention", "decode_attention", "decoder",
 }  # fmt: skip
 KERNELS = CPP | {"onednn_layers", "flex"}
 """Names of the kernels, each of which can be turned off."""
@@ -67,6 +67,11 @@ class Auto(Reference):
         if "matmul" in self.on and cpu.can_use_cpu(left, right):
             return cpu.matmul(left, right, onto=total)
         return super().add_matmul(total, left, right)
+
+    def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+        if "draw" in self.on and cpu.can_use_cpu(logits):
+            return cpu.draw_tokens(logits, uniform, temperature=temperature)
+        return super().draw(logits, uniform, temperature=temperature)
 
     def causal_attention(
         self, query: Tensor, key: Tensor, value: Tensor, *, length: int, **how: Any

@@ -3,7 +3,8 @@ bfloat16 too.
 
 A decoding step of a small model is hundreds of operations of a few microseconds each. A PyTorch
 operation takes ten microseconds to start, and reads and writes whole tensors. Here products also
-compute the activation or the sum that follows them.
+compute the activation or the sum that follows them, and tokens are drawn without writing their
+probabilities.
 
 GFLOP/s of products on two cores of an AMD EPYC; rows x inputs → outputs:
 
@@ -19,7 +20,7 @@ import ctypes
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
 from groupwise.kernels import structures
@@ -221,6 +222,27 @@ def swiglu_backward(
         d_gate.data_ptr(), d_up.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return d_gate, d_up
+
+
+def draw_tokens(
+    logits: Float32[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"], *, temperature: float
+) -> tuple[Int64[Tensor, "rows"], Float32[Tensor, "rows"]]:
+    """Inverse-CDF sampling from softmax(logits / temperature): per row the first token whose
+    cumulative probability exceeds the row's uniform number, and its log-probability."""
+    require(uniform.shape == logits.shape[:1], "there must be one uniform number per row")
+    require(logits.shape[1] > 0, "there is no token to draw")
+    require(logits.dtype == torch.float32, "tensors must be float32")
+    require(uniform.device == logits.device, "uniform numbers must be on the device of the logits")
+    require(0 < temperature < torch.inf, "the temperature must be positive and finite")
+    logits, uniform = logits.contiguous(), uniform.double().contiguous()
+    logp = logits.new_empty(len(logits))
+    tokens = logits.new_empty(len(logits), dtype=torch.long)
+    if library().draw_tokens(
+        logits.data_ptr(), *logits.shape, 1 / temperature, uniform.data_ptr(), tokens.data_ptr(),
+        logp.data_ptr(), torch.get_num_threads(),
+    ):  # fmt: skip
+        raise MemoryError(f"tokens of {list(logits.shape)} logits: out of memory")
+    return tokens, logp
 
 
 def can_use_attention(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Float32, Int, Int64
 from torch import Tensor, nn
 
 COPY_LIMIT = 2 * 2**30
@@ -271,6 +271,15 @@ class Backend(Protocol):
         left: Float[Tensor, "rows depth"],
         right: Float[Tensor, "depth columns"],
     ) -> Float[Tensor, "rows columns"]: ...
+
+    # Rows of logits
+    def draw(
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        uniform: Float[Tensor, "rows"],
+        *,
+        temperature: float,
+    ) -> tuple[Int64[Tensor, "rows"], Float[Tensor, "rows"]]: ...
 
     # Attention
     def causal_attention(

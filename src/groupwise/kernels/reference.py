@@ -66,6 +66,13 @@ class Reference:
         """silu(gate) ∘ up"""
         return F.silu(gate) * up
 
+    def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
+        """Inverse-CDF sampling from softmax(logits / temperature): one token per row, and its
+        log-probability."""
+        if temperature != 1.0:
+            logits = logits / temperature
+        return inverse_cdf(torch.softmax(logits, -1), uniform)
+
     def causal_attention(
         self,
         query: Tensor,
@@ -202,6 +209,37 @@ class Reference:
 
 
 BACKENDS["torch"] = Reference
+
+
+def rising(
+    cdf: Float[Tensor, "rows vocab"], probs: Float[Tensor, "rows vocab"]
+) -> Float[Tensor, "rows vocab"]:
+    """A cumulative distribution that rises at tokens of positive probability only.
+
+    A parallel scan on a GPU adds in a different order at every position, so rounding can make it
+    fall and rise again, even where the probability is 0.
+    """
+    return torch.where(probs > 0, cdf, 0).cummax(-1).values
+
+
+def inverse_cdf(
+    probs: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"]
+) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
+    """The first token of each row whose cumulative probability exceeds the row's uniform number,
+    and the logarithm of its probability."""
+    cdf = probs.cumsum(-1)
+    if cdf.device.type != "cpu":
+        cdf = rising(cdf, probs)
+    total = cdf[:, -1]
+    # u·total may round up to total; the largest number below it still has a token whose step of the
+    # CDF contains it.
+    target = torch.minimum(
+        uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    # NaN logits index past the end, so clamp; their log-probability is NaN.
+    tokens = torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
+    tokens = tokens.clamp(max=cdf.shape[-1] - 1)
+    return tokens, probs.gather(-1, tokens[:, None]).squeeze(-1).log()
 
 
 def within_window(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from groupwise.kernels import active, inverse_cdf
 from groupwise.types import Sampling
 
 
@@ -41,7 +42,9 @@ def distribution(
 
     Elsewhere: vLLM and transformers use the same order; both renormalise, as is done here.
     """
-    probs = torch.softmax(logits / sampling.temperature, -1)
+    if sampling.temperature != 1.0:
+        logits = logits / sampling.temperature
+    probs = torch.softmax(logits, -1)
     if not truncates(sampling):
         return probs, None
     kept = torch.ones_like(probs, dtype=torch.bool)
@@ -83,37 +86,9 @@ def draw(
         tokens = logits.argmax(-1)
         logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
         return SampledTokens(tokens=tokens, logp=logp, support=None)
+    if not truncates(sampling):
+        tokens, logp = active().draw(logits, uniform, temperature=sampling.temperature)
+        return SampledTokens(tokens=tokens, logp=logp, support=None)
     probs, kept = distribution(logits, sampling)
     tokens, logp = inverse_cdf(probs, uniform)
     return SampledTokens(tokens=tokens, logp=logp, support=kept)
-
-
-def rising(
-    cdf: Float[Tensor, "rows vocab"], probs: Float[Tensor, "rows vocab"]
-) -> Float[Tensor, "rows vocab"]:
-    """A cumulative distribution that rises at tokens of positive probability only.
-
-    A parallel scan on a GPU adds in a different order at every position, so rounding can make it
-    fall and rise again, even where the probability is 0.
-    """
-    return torch.where(probs > 0, cdf, 0).cummax(-1).values
-
-
-def inverse_cdf(
-    probs: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"]
-) -> tuple[Int[Tensor, "rows"], Float[Tensor, "rows"]]:
-    """The first token of each row whose cumulative probability exceeds the row's uniform number,
-    and the logarithm of its probability."""
-    cdf = probs.cumsum(-1)
-    if cdf.device.type != "cpu":
-        cdf = rising(cdf, probs)
-    total = cdf[:, -1]
-    # u·total may round up to total; the largest number below it still has a token whose step of the
-    # CDF contains it.
-    target = torch.minimum(
-        uniform.to(cdf.dtype) * total, torch.nextafter(total, torch.zeros_like(total))
-    )
-    # NaN logits index past the end, so clamp; their log-probability is NaN.
-    tokens = torch.searchsorted(cdf, target[:, None], right=True).squeeze(-1)
-    tokens = tokens.clamp(max=cdf.shape[-1] - 1)
-    return tokens, probs.gather(-1, tokens[:, None]).squeeze(-1).log()

@@ -1,12 +1,17 @@
-// Norms, activations, and rotary embedding.
+// Norms, activations, rotary embedding, and inverse-CDF sampling.
 
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
 #include <omp.h>
 
 #include "layer.h"
 #include "vectors.h"
 
 namespace {
+
+constexpr int64_t BLOCK = 128;  // weights whose sum is taken in float32; longer sums in float64
 
 // RMS norm (Zhang & Sennrich, 1910.07467); rounded before the weight is applied, as in Llama.
 template <typename Number>
@@ -77,6 +82,73 @@ void swiglu_backward(const Number *gate, const Number *up, const Number *grad, i
     }
 }
 
+// e^x, flushed to 0 below e^-87.
+INLINE Vector exp_flushed(Vector x)
+{
+    const Vector result = exponential(x);
+    return x < -87.0f ? Vector{} : result;
+}
+
+// Inverse-CDF sampling from a row of logits: P(token) = e^((x - top) · scale) / total. Sums of
+// blocks are kept, so that only the block of the drawn token is summed again.
+struct Row {
+    const float *x;
+    int64_t size;
+    float scale, top = -std::numeric_limits<float>::infinity();
+    float *sums;  // of each block
+    double total = 0;
+
+    Row(const float *x, int64_t size, float scale, float *sums)
+        : x(x), size(size), scale(scale), sums(sums)
+    {
+        Vector most = Vector{} + top;
+        for (int64_t i = 0; i < size; i += LANES)
+            most = larger(some(i), most);
+        top = largest(most);
+        for (int64_t start = 0; start < size; start += BLOCK) {
+            Vector weight{};
+            for (int64_t i = start; i < std::min(start + BLOCK, size); i += LANES)
+                weight += exp_flushed((some(i) - top) * scale);
+            total += sums[start / BLOCK] = sum(weight);
+        }
+    }
+
+    static int64_t blocks(int64_t size) { return (size + BLOCK - 1) / BLOCK; }
+
+    INLINE Vector some(int64_t i) const
+    {
+        if (i + LANES <= size)
+            return at(x + i);
+        Vector last = Vector{} - std::numeric_limits<float>::infinity();
+        std::memcpy(&last, x + i, sizeof(float) * (size - i));
+        return last;
+    }
+
+    // The first token whose cumulative weight exceeds uniform · total. Where rounding leaves none
+    // in its block, the last one there with a positive weight; with NaN logits, the last of all.
+    int64_t token(double uniform) const
+    {
+        // Less than the total, because uniform is less than 1.
+        const double target = uniform * total;
+        double before = 0;
+        int64_t block = 0, count = blocks(size), found = size - 1;
+        while (block < count && !(before + sums[block] > target))
+            before += sums[block++];
+        if (block == count)
+            return found;
+        for (int64_t i = block * BLOCK; i < std::min((block + 1) * BLOCK, size); i += LANES) {
+            const Vector weight = exp_flushed((some(i) - top) * scale);
+            for (int64_t j = 0; j < std::min<int64_t>(LANES, size - i); j++) {
+                before += weight[j];
+                found = weight[j] > 0 ? i + j : found;
+                if (before > target)
+                    return found;
+            }
+        }
+        return found;
+    }
+};
+
 }  // namespace
 
 // Each product and the sum are rounded, as where they are operations of their own.
@@ -141,5 +213,24 @@ extern "C" {
 
 NORM_AND_SWIGLU(float32, float)
 NORM_AND_SWIGLU(bfloat16, Narrow)
+
+// Tokens drawn from softmax(logits · scale), and their log-probabilities. Returns 0, or 1 when out
+// of memory.
+int draw_tokens(const float *logits, int64_t rows, int64_t size, double scale,
+                const double *uniform, int64_t *token, float *logp, int64_t threads)
+{
+    const int64_t blocks = Row::blocks(size);
+    float *sums = (float *)std::malloc(sizeof(float) * blocks * threads);
+    if (!sums)
+        return 1;
+#pragma omp parallel for num_threads(threads) if (rows * size > SMALL)
+    for (int64_t r = 0; r < rows; r++) {
+        const Row row(logits + r * size, size, scale, sums + blocks * omp_get_thread_num());
+        token[r] = row.token(uniform[r]);
+        logp[r] = (row.x[token[r]] - row.top) * row.scale - std::log(row.total);
+    }
+    std::free(sums);
+    return 0;
+}
 
 }
