@@ -40,6 +40,8 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     stage = Stages()
     with stage("import groupwise"):
         import groupwise as _  # noqa: F401 what `import groupwise` costs alone
+    with stage("import torch"):
+        import torch  # noqa: F401
     with stage("settings"):
         from groupwise.config import load
 
@@ -47,8 +49,6 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
             "word-problems",
             [f"output={spec['folder']}", f"threads={spec['threads']}", f"steps={STEPS + 1}"],
         )
-    with stage("import torch"):
-        import torch  # noqa: F401
     with stage("import of a run"):
         from groupwise.config.connect import load_configured
         from groupwise.training.prepare import prepare
@@ -64,10 +64,10 @@ def run(spec: dict[str, Any]) -> dict[str, Any]:
     with stage("evaluation"):
         prepared.evaluate_all(0)
     with stage("first step"):
-        prepared.trainer.step()
+        prepared.trainer.advance()
     for _ in range(STEPS):
         with stage("later step"):
-            prepared.trainer.step()
+            prepared.trainer.advance()
     with stage("finish"):
         prepared.trainer.finish()
     with stage("close"):

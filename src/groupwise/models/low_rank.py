@@ -32,7 +32,7 @@ SUMMED: dict[type, type] = {lora.Linear: SummedLinear}
 
 if hasattr(lora, "Linear4bit"):
 
-    class SummedLinear4bit(_Summed, lora.Linear4bit):
+    class SummedLinear4bit(_Summed, lora.Linear4bit):  # pyright: ignore[reportGeneralTypeIssues]
         """An adapter of a layer with 4-bit weights."""
 
     SUMMED[lora.Linear4bit] = SummedLinear4bit
