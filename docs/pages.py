@@ -51,7 +51,7 @@ def write(folder: Path) -> list[Path]:
     pages += [
         p for p in sorted((ROOT / "docs").rglob("*")) if p.suffix in (".md", *PICTURES, *STYLES)
     ]
-    pages.append(ROOT / "benchmarks" / "RESULTS.md")
+    pages += [ROOT / "benchmarks" / name for name in ("RESULTS.md", "bounds.png")]
     known = {page.relative_to(ROOT) for page in pages}
     for page in pages:
         target = folder / page.relative_to(ROOT)

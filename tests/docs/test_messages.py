@@ -21,6 +21,7 @@ PASSED_ON = {
     "training/distillation.py",
     "training/process.py",
     "config/data.py",
+    "distributed/actors.py",
     "distributed/connection.py",
     "environments/isolated.py",
     "distributed/learner.py",

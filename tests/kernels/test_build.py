@@ -254,13 +254,13 @@ CAPPED = """
 import shutil, sys, torch
 from groupwise.kernels import build
 from groupwise.kernels.cpu import PackedLinear, multiplies
-from groupwise.kernels.onednn import dtypes, linear
+from groupwise.kernels.onednn import ReorderedLinear, dtypes
 torch.manual_seed(0)
 x, weight = torch.randn(37, 256), torch.randn(320, 256)
 error = (PackedLinear(weight, None)(x) - x @ weight.t()).abs().max()
 assert error < 1e-4, error
 for dtype in dtypes():
-    found = linear(x[:32].to(dtype), weight.to(dtype)).float()
+    found = ReorderedLinear(weight.to(dtype), None, rows=32)(x[:32].to(dtype)).float()
     assert (found - x[:32] @ weight.t()).abs().max() < (1e-4 if dtype == torch.float32 else 1)
 print(torch.backends.cpu.get_cpu_capability(), multiplies(torch.bfloat16))
 print(build._built(shutil.which("g++"), build._private(build.cache_folder()), build._kernels()))

@@ -226,7 +226,9 @@ def test_a_call_that_blocks_the_interpreter_ends_the_process(stopped: bool, tmp_
 
 
 def test_nothing_is_left_of_a_watchdog_that_closed(tmp_path: Path) -> None:
+    before = set(psutil.Process().children())
     dog = watchdog(tmp_path, [])
-    (backstop,) = (c for c in psutil.Process().children() if "backstop" in " ".join(c.cmdline()))
+    began = set(psutil.Process().children()) - before
+    (backstop,) = (c for c in began if "backstop" in " ".join(c.cmdline()))
     dog.close()
     assert not backstop.is_running()
