@@ -59,7 +59,7 @@ _FRACTION = re.compile(r"(?<![\d./])(\d+)/\d+(?=\W*$)")
 _OPENING, _CLOSING = "([{", ")]}"
 _WIDE = {0xFF01 + i: 0x21 + i for i in range(94)}
 """Full-width characters as ASCII: ７ is 7."""
-_FILLERS = dict.fromkeys((0x115F, 0x1160, 0x3164, 0xFFA0))
+_FILLERS = str.maketrans(dict.fromkeys("\u115f\u1160\u3164\uffa0"))
 """Hangul fillers: letters by their category, though nothing is seen of them."""
 
 
