@@ -81,48 +81,6 @@ def test_a_norm_is_the_norm(size: int) -> None:
         torch.testing.assert_close(rms_norm(given, weight, 1e-5), exact.float())
 
 
-@pytest.mark.parametrize("size", [1, 2, 15, 16, 17, 128, 129, 1000, 5000])
-@pytest.mark.parametrize("temperature", [1.0, 0.3, 2.5])
-def test_tokens_are_drawn_by_their_probabilities(size: int, temperature: float) -> None:
-    logits, uniform = 3 * numbers(400, size), torch.linspace(0, 1, 400, dtype=torch.float64)
-    logits[::2, 1::3], logits[1::2, : size // 2] = -torch.inf, -torch.inf
-    uniform[-1] = 1 - 2**-53
-    tokens, logp = draw_tokens(logits, uniform, temperature=temperature)
-    probs = torch.softmax(logits.double() / temperature, -1)
-    found = probs.gather(1, tokens[:, None])[:, 0]
-    torch.testing.assert_close(logp.double().exp(), found, rtol=1e-5, atol=1e-9)
-    assert (logp > -torch.inf).all()
-    after = probs.cumsum(-1).gather(1, tokens[:, None])[:, 0]
-    assert (after > uniform - 1e-6).all() and (after - logp.exp() < uniform + 1e-6).all()
-
-
-@pytest.mark.parametrize("size", [100, 1000])
-def test_the_largest_number_below_one_draws_what_can_be_drawn(size: int) -> None:
-    """The sum of a block, rounded, may be more than that of its tokens one by one."""
-    logits, uniform = numbers(400, size), torch.full((400,), 1 - 2**-53, dtype=torch.float64)
-    logits[:, size - 30 :] = -torch.inf
-    _, logp = draw_tokens(logits, uniform, temperature=1.0)
-    assert (logp > -torch.inf).all()
-
-
-@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("size", [40, 300])
-def test_logits_that_are_no_numbers_are_told_of(number: float, size: int) -> None:
-    """A row of nothing but -inf has no probabilities either; rows beside it do."""
-    logits = numbers(3, size)
-    logits[1] = number
-    tokens, logp = draw_tokens(logits, torch.full((3,), 0.5), temperature=1.0)
-    assert logp.isnan().tolist() == [False, True, False] and tokens[1] == size - 1
-
-
-@pytest.mark.parametrize("number", [torch.nan, torch.inf])
-def test_one_of_them_is_enough(number: float) -> None:
-    logits = numbers(2, 300)
-    logits[1, 200] = number
-    _, logp = draw_tokens(logits, torch.tensor([0.5, 0.1]), temperature=1.0)
-    assert logp.isnan().tolist() == [False, True]
-
-
 def test_what_is_drawn_is_what_pytorch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, uniform = 3 * numbers(300, 2, 500)[:, 0], torch.rand(600, dtype=torch.float64)[::2]
     ours = draw(logits, uniform, Sampling(max_tokens=1, temperature=0.7))
