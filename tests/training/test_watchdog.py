@@ -229,6 +229,10 @@ def test_nothing_is_left_of_a_watchdog_that_closed(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     dog = watchdog(tmp_path, [])
     began = set(psutil.Process().children()) - before
-    (backstop,) = (c for c in began if "backstop" in " ".join(c.cmdline()))
+    deadline = time.monotonic() + 20
+    # A process that has just been started has no arguments for a moment.
+    while not all(each.cmdline() for each in began) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    (backstop,) = (each for each in began if "backstop" in " ".join(each.cmdline()))
     dog.close()
     assert not backstop.is_running()
