@@ -8,6 +8,7 @@ from groupwise.kernels import auto  # noqa: F401
 from groupwise.kernels.adapter import add_low_rank
 from groupwise.kernels.heap import keep_freed_memory
 from groupwise.kernels.interface import (
+    BACKENDS,
     COPY_LIMIT,
     Affine,
     Backend,
@@ -31,6 +32,7 @@ from groupwise.kernels.reference import (
 )
 
 __all__ = [
+    "BACKENDS",
     "COPY_LIMIT",
     "Affine",
     "Backend",

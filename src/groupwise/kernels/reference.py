@@ -57,15 +57,6 @@ class Reference:
             part += addend
         return total
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x · weight / √(mean(x²) + ε) over the last dimension, normalised in float32."""
-        wide = x.float()
-        return weight * (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
-
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) ∘ up"""
-        return F.silu(gate) * up
-
     def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Inverse-CDF sampling from softmax(logits / temperature): one token per row, and its
         log-probability."""
