@@ -19,6 +19,7 @@ SIGNATURES = {
     **{f"{name}_float32": kinds for name, kinds in OF_EVERY_TYPE.items()},
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "draw_tokens": "pnndpppn",
+    "pack_panels": "pnnnpnn",
     "multiplies_bfloat16": "",
 }
 """Arguments of the functions that take more than one structure: pointers, int64, doubles."""
@@ -59,8 +60,8 @@ class Linear(ctypes.Structure):
     """`Linear` of layer.h."""
 
     _fields_ = (
-        *_pointers("x weight bias onto out"),
-        *_sizes("rows depth columns gated threads"),
+        *_pointers("x weight bias a b onto out"),
+        *_sizes("rows depth columns rank gated threads"),
     )
 
 

@@ -79,6 +79,15 @@ INLINE Vector rounded(Vector x)
     return load(places);
 }
 
+// Numbers as float32: in place, or converted into scratch.
+INLINE const float *widened(const float *from, int64_t, float *) { return from; }
+INLINE const float *widened(const Narrow *from, int64_t size, float *scratch)
+{
+    for (int64_t i = 0; i < size; i++)
+        scratch[i] = wide(from[i]);
+    return scratch;
+}
+
 INLINE float sum(Vector x)
 {
     Half h = *(Half *)&x + *((Half *)&x + 1);
