@@ -85,12 +85,12 @@ class PackedLinear:
         panels = -(-self.columns // size)
         # Two numbers of 16 bits, which are multiplied together, are moved as one of 32.
         self.weight = torch.zeros(panels, self.depth * weight.element_size() // 4, PANEL)
-        self.bias = torch.zeros(panels, 1, PANEL)
+        self.bias = torch.zeros(panels, PANEL)
         for first, each in zip(range(0, PANEL, size), parts, strict=True):
             words = each.weight.detach().contiguous().view(torch.float32)
             _pack(words, self.weight[..., first : first + size])
             if each.bias is not None:
-                _pack(each.bias.detach().float()[:, None], self.bias[..., first : first + size])
+                _pack(each.bias.detach(), self.bias[..., first : first + size])
         self.a, self.b = _packed_adapters(parts, panels=panels)
 
     def __call__(
@@ -125,17 +125,13 @@ class PackedLinear:
         )  # fmt: skip
 
 
-def _pack(x: Float[Tensor, "columns depth"], panels: Float32[Tensor, "panels depth size"]) -> None:
+def _pack(x: Float[Tensor, "columns *rest"], panels: Float32[Tensor, "panels *rest size"]) -> None:
     """Fill panels of `size` columns each, without another copy on the way."""
-    (columns, depth), size = x.shape, panels.shape[-1]
-    require(x.dtype == panels.dtype == torch.float32, "what is packed must be float32")
-    require(panels.shape[:2] == (-(-columns // size), depth), "panels must hold the matrix")
-    require(panels.stride()[1:] == (PANEL, 1), "rows of a panel must be 32 columns apart")
-    x = x.contiguous()
-    library().pack_panels(
-        x.data_ptr(), columns, depth, size, panels.data_ptr(), panels.stride(0),
-        torch.get_num_threads(),
-    )  # fmt: skip
+    size = panels.shape[-1]
+    whole, left = divmod(len(x), size)
+    panels[:whole] = x[: whole * size].unflatten(0, (whole, size)).movedim(1, -1)
+    if left:
+        panels[whole, ..., :left] = x[-left:].movedim(0, -1)
 
 
 def _packed_adapters(

@@ -221,16 +221,6 @@ extern "C" {
 int linear_float32(const Linear<float> *call) { return linear(*call); }
 int linear_bfloat16(const Linear<Narrow> *call) { return linear(*call); }
 
-// Columns of a matrix [columns, depth], `width` to a panel [depth, 32], at the start of its rows.
-void pack_panels(const float *from, int64_t columns, int64_t depth, int64_t width, float *panels,
-                 int64_t panel_step, int64_t threads)
-{
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t column = 0; column < columns; column += width)
-        transpose(from + column * depth, depth, std::min(width, columns - column), depth,
-                  panels + column / width * panel_step, PANEL);
-}
-
 // Whether the processor adds up products of bfloat16; products of them are not computed without.
 int64_t multiplies_bfloat16()
 {
