@@ -279,6 +279,63 @@ def draw_tokens(
     return tokens, logp
 
 
+def can_use_low_rank(rows: Sequence[Tensor], factors: Sequence[Tensor]) -> bool:
+    """Whether the products of an adapter are computed by kernels: rows of one dtype, and float32
+    factors."""
+    return (
+        len({x.dtype for x in rows}) == 1
+        and rows[0].dtype in TYPES
+        and all(takes(x) and x.device.type == "cpu" for x in rows)
+        and can_use_cpu(*factors)
+    )
+
+
+def low_rank(
+    x: Float[Tensor, "rows inputs"],
+    a: Float32[Tensor, "rank inputs"],
+    b: Float32[Tensor, "outputs rank"],
+    *,
+    onto: Float[Tensor, "rows outputs"] | None,
+    scaling: float,
+) -> tuple[Float[Tensor, "rows outputs"], Float32[Tensor, "rows rank"]]:
+    """onto + scaling · (x · aᵀ) · bᵀ, with float32 sums, and x · aᵀ. Records no gradient."""
+    require(x.shape[1] == a.shape[1] and b.shape[1] == len(a), "factors must fit each other")
+    require(onto is None or onto.shape == (len(x), len(b)), "`onto` must fit the product")
+    (packed_a, packed_b), x = _packed_factors(a, b), x.contiguous()
+    onto = None if onto is None else onto.contiguous()
+    out, inner = x.new_empty(len(x), len(b)), a.new_empty(len(x), len(a))
+    call = structures.LowRank(
+        x.data_ptr(), packed_a.data_ptr(), packed_b.data_ptr(),
+        None if onto is None else onto.data_ptr(), out.data_ptr(), inner.data_ptr(),
+        *x.shape, len(a), len(b), torch.get_num_threads(), scaling,
+    )  # fmt: skip
+    typed("low_rank", *([x] if onto is None else [x, onto]))(ctypes.byref(call))
+    return out, inner
+
+
+def low_rank_gradient(
+    inner: Float32[Tensor, "rows rank"], x: Float[Tensor, "rows columns"], *, scaling: float
+) -> Float32[Tensor, "rank columns"]:
+    """scaling · innerᵀ · x, with float32 sums. Records no gradient."""
+    require(len(inner) == len(x), "factors must have the same rows")
+    inner, x = inner.contiguous(), x.contiguous()
+    out = inner.new_empty(inner.shape[1], x.shape[1])
+    call = structures.LowRankGradient(
+        inner.data_ptr(), x.data_ptr(), out.data_ptr(), len(x), *out.shape,
+        torch.get_num_threads(), scaling,
+    )  # fmt: skip
+    typed("low_rank_gradient", x)(ctypes.byref(call))
+    return out
+
+
+def _packed_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both factors as panels of 32 columns."""
+    packed = [torch.zeros(-(-len(x) // PANEL), x.shape[1], PANEL) for x in (a, b)]
+    for each, panels in zip((a, b), packed, strict=True):
+        _pack(each.detach(), panels)
+    return packed[0], packed[1]
+
+
 def can_use_attention(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:
     """Whether `decode_attention` and `tree_attention` take these heads."""
     return (

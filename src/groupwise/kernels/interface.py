@@ -285,6 +285,20 @@ class Backend(Protocol):
         right: Float[Tensor, "depth columns"],
     ) -> Float[Tensor, "rows columns"]: ...
 
+    def low_rank(
+        self,
+        x: Float[Tensor, "rows inputs"],
+        a: Float[Tensor, "rank inputs"],
+        b: Float[Tensor, "outputs rank"],
+        *,
+        onto: Float[Tensor, "rows outputs"] | None,
+        scaling: float,
+    ) -> tuple[Float[Tensor, "rows outputs"], Float[Tensor, "rows rank"]]: ...
+
+    def low_rank_gradient(
+        self, inner: Float[Tensor, "rows rank"], x: Float[Tensor, "rows columns"], *, scaling: float
+    ) -> Float[Tensor, "rank columns"]: ...
+
     # Rows of logits
     def draw(
         self,

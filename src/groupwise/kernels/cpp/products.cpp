@@ -17,7 +17,6 @@ namespace {
 
 constexpr int64_t BLOCK = 128;  // rows that stay in the second-level cache
 constexpr int64_t PACK = 64;    // rows that are packed into it
-constexpr int64_t WIDE = 512;   // numbers of a row that are converted to float32 at once
 
 // out[rows, 32] += x[rows, depth] · weight[depth, 32], and the same of pairs along the depth.
 INLINE void add_product(const float *x, const float *weight, int64_t rows, int64_t depth, float *out)
@@ -40,17 +39,8 @@ template <typename Number>
 void adapter_tile(const Linear<Number> &l, int64_t row, int64_t panel, float *inner)
 {
     const int64_t rows = std::min<int64_t>(TALL, l.rows - row), width = whole_rank(l.rank);
-    alignas(4 * LANES) float block[TALL][PANEL] = {}, scratch[TALL][WIDE];
-    for (int64_t k = 0; k < l.depth; k += WIDE) {
-        const int64_t depth = std::min(WIDE, l.depth - k);
-        const Number *x = l.x + row * l.depth + k;
-        const float *left = widened(x, depth, scratch[0]);
-        for (int64_t i = 1; i < rows; i++)
-            widened(x + i * l.depth, depth, scratch[i]);
-        const int64_t stride = left == scratch[0] ? WIDE : l.depth;
-        strip<2>(rows, {left, stride, 1}, depth, l.a + (panel * l.depth + k) * PANEL, PANEL,
-                 block[0], PANEL);
-    }
+    alignas(4 * LANES) float block[TALL][PANEL] = {};
+    add_widened(l.x + row * l.depth, rows, l.depth, l.a + panel * l.depth * PANEL, PANEL, block[0]);
     for (int64_t i = 0; i < rows; i++)
         std::memcpy(inner + (row + i) * width + panel * PANEL, block[i], sizeof block[i]);
 }

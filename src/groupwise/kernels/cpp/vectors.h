@@ -83,7 +83,10 @@ INLINE Vector rounded(Vector x)
 INLINE const float *widened(const float *from, int64_t, float *) { return from; }
 INLINE const float *widened(const Narrow *from, int64_t size, float *scratch)
 {
-    for (int64_t i = 0; i < size; i++)
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        at(scratch + i) = load(from + i);
+    for (; i < size; i++)
         scratch[i] = wide(from[i]);
     return scratch;
 }
