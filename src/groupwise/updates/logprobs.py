@@ -263,11 +263,12 @@ class HeadGradients:
 
 def softmax_(x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows"]:
     """Softmax of every row, in place; returns log Σ eˣ."""
-    top, place = x.max(-1, keepdim=True)
+    top = x.amax(-1, keepdim=True)
     torch.softmax(x, -1, out=x)
-    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser
-    # is read off where it is most precise, at the largest logit.
-    return (top - x.gather(-1, place).log()).squeeze(-1)
+    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser is
+    # read off where it is most precise, at the largest logit, which has the largest probability.
+    # PyTorch takes longer for the place of a maximum than for two maxima.
+    return (top - x.amax(-1, keepdim=True).log()).squeeze(-1)
 
 
 def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:
