@@ -119,11 +119,15 @@ study-models: .venv/.runtime
 	$(BIN)/python studies/softrank/tasks.py
 	for task in lists long-answers sharpening; do \
 	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
+	$(BIN)/groupwise sft studies/softrank/large-base.toml --output runs/study/large
+	$(BIN)/groupwise sample bundled --recipe word-problems -n 32 --prompts 2048 --output runs/study/samples.jsonl
+	$(BIN)/python studies/softrank/strata.py runs/study/samples.jsonl
 
 compare-plan = $(BIN)/groupwise compare --plan $$plan --import studies/softrank/candidates.py \
     --import studies/softrank/noise.py --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
 
-# EDITION=second runs the second edition, third its third part, estimators the search for an estimator.
+# EDITION=second runs the second edition, third and fourth its further parts, estimators the search for an
+# estimator.
 study-runs: .venv/.runtime
 ifneq ($(EDITION),)
 	for plan in studies/softrank/plans/$(EDITION)/*.toml; do $(compare-plan) done
@@ -135,6 +139,7 @@ study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
 	$(BIN)/python studies/softrank/second.py
 	$(BIN)/python studies/softrank/third.py
+	$(BIN)/python studies/softrank/fourth.py
 	$(BIN)/python studies/softrank/estimators.py
 	$(BIN)/python studies/softrank/figures.py
 
