@@ -188,7 +188,10 @@ def strata_plan() -> Plan:
             "label": f"{arm}-{name}",
             "algorithm": arm,
             "learning_rate": RATE,
-            "set": [f'data.train="studies/softrank/data/strata/{name}.jsonl"'],
+            "set": [
+                f'data.train="studies/softrank/data/strata/{name}.jsonl"',
+                'data.eval="word_problems"',
+            ],
         }
         for name in STRATA
         for arm in (PAPER, GRPO)
