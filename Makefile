@@ -126,11 +126,21 @@ study-models: .venv/.runtime
 compare-plan = $(BIN)/groupwise compare --plan $$plan --import studies/softrank/candidates.py \
     --import studies/softrank/noise.py --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
 
+# Advantages of the fourth part's factorial.
+cells = raw,softrank,successes,right_by_sd,right_by_batch_rate,right_by_batch_sd,centered,softrank_centered,$\
+    maxrl,zscore,centered_by_batch_rate,batch_zscore
+
 # EDITION=second runs the second edition, third and fourth its further parts, estimators the search for an
 # estimator.
 study-runs: .venv/.runtime
 ifneq ($(EDITION),)
 	for plan in studies/softrank/plans/$(EDITION)/*.toml; do $(compare-plan) done
+ifeq ($(EDITION),fourth)
+	$(BIN)/python studies/softrank/moved.py
+	$(BIN)/groupwise variance word-problems --import studies/softrank/candidates.py --prompts 128 --batches 32 \
+	    --advantages $(cells) --set algorithm.weighting.name=group_token_mean --set prompts_per_step=8 \
+	    --json studies/softrank/results/fourth-variance.json
+endif
 else
 	for plan in studies/softrank/plans/*.toml; do $(compare-plan) done
 endif

@@ -2,7 +2,7 @@
 
     python studies/softrank/fourth.py
 
-writes both; `figures.py` draws the pictures.
+writes both, and the curves of area over learning rate; `figures.py` draws the pictures.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from fourth_design import (
 from fourth_results import SECTIONS, areas_of
 from measured import RESULTS, Task, read_task
 from mediators import sides
-from rates import POINTS, Sides, at_best, at_equal_norm, read_norms
+from rates import POINTS, Sides, at_best, at_equal_norm, curves, read_norms
 from second import STEPS
 from third import ALPHA, Found, told
 from words import bullets, listed, table, wrapped
@@ -60,6 +60,8 @@ HERE = Path(__file__).parent
 FOLDER = HERE / "plans" / "fourth"
 PAGE = HERE.parents[1] / "docs" / "studies" / "fourth-part.md"
 CPU = RESULTS / "fourth-cpu.json"
+CURVES = RESULTS / "fourth-curves.json"
+"""Area over the learning rate, as drawn."""
 GROUP = 8
 
 BEST = Contrast(
@@ -249,6 +251,11 @@ def page() -> str:
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
 
 
+def rounded(point: Mapping[str, float]) -> dict[str, float]:
+    """A point of a curve with five digits."""
+    return {name: float(f"{value:.5g}") for name, value in point.items()}
+
+
 def main() -> int:
     """Write the plans without results, and the page."""
     FOLDER.mkdir(parents=True, exist_ok=True)
@@ -257,6 +264,12 @@ def main() -> int:
             text = f"# Written by studies/softrank/fourth.py.\n\n{toml(made())}"
             (FOLDER / f"{name}.toml").write_text(text, encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
+    if (task := read_fourth().get("rates")) is not None:
+        found = curves(areas_of(task), GRID_RATES)
+        text = json.dumps(
+            {arm: [rounded(point) for point in found[arm]] for arm in found}, indent=1
+        )
+        CURVES.write_text(text + "\n", encoding="utf-8")
     return 0
 
 

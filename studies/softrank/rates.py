@@ -11,6 +11,8 @@ import numpy as np
 from corrections import at
 from measured import RESULTS, Task
 
+from groupwise.evaluation import seed_mean
+
 NORMS = RESULTS / "fourth-norms.json"
 """Norms of the updates by arm and rate; `moved.py` measures them."""
 DEGREE = 3
@@ -84,6 +86,18 @@ def at_best(
             sides[row, judging] = areas[arm][judging, place]
         chosen.append((rates[picked[0]], rates[picked[1]]))
     return AtBest(sides=(list(sides[0]), list(sides[1])), rates=tuple(chosen))
+
+
+def curves(areas: Grid, rates: Sequence[float]) -> dict[str, list[dict[str, float]]]:
+    """By arm, for every rate the mean area with its interval, and the smoothed one."""
+    found = {}
+    for arm, values in areas.items():
+        fitted = smoothed(values.mean(0), rates, rates)
+        found[arm] = [
+            {"rate": rate, **vars(seed_mean(list(column))), "smoothed": float(smooth)}
+            for rate, column, smooth in zip(rates, values.T, fitted, strict=True)
+        ]
+    return found
 
 
 def read_norms(path: Path = NORMS) -> dict[str, dict[float, float]]:
