@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import candidates  # noqa: F401 (registers its rows)
 from conditions import REINFORCE, Contrast, minus
@@ -229,7 +229,7 @@ PARTS = {
 
 
 def read_fourth() -> dict[str, Task]:
-    """The parts whose every run has finished."""
+    """The parts whose every run has finished; the second edition's runs on the grid's seeds."""
     found = {}
     for name, (_, folders) in PARTS.items():
         each = [read_task(folder) for folder in folders]
@@ -238,5 +238,10 @@ def read_fourth() -> dict[str, Task]:
         more = [SECOND] if name == "rates" else []
         task = read_task(*folders, *more)
         assert task is not None
-        found[name] = task
+        seeds = {*task.plan.seeds}
+        kept = {
+            arm: {seed: run for seed, run in runs.items() if seed in seeds}
+            for arm, runs in task.results.items()
+        }
+        found[name] = replace(task, results=kept)
     return found

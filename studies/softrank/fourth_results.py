@@ -112,6 +112,7 @@ def learning_rates(task: Task) -> list[str]:
     """The results of the grid of learning rates."""
     return [
         picture("learning-rates", alt="Area over the learning rate, and its paired differences"),
+        "Lines on the left are the cubic polynomials of the means.",
         "#### At equal rates",
         by_rate(task),
         "#### Each at its best rate",
