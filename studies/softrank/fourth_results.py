@@ -10,7 +10,7 @@ from corrections import GRPO, PAPER, at
 from fourth_design import CELLS, CLIPPED, EFFECTS, GRID_ARMS, GRID_RATES, GRID_SEEDS, STRATA
 from measured import RESULTS, Task
 from mediators import direct_effect, over_training, sides
-from rates import DEGREE, Grid, at_best, at_equal_norm, grid, read_norms
+from rates import DEGREE, NORMS, Grid, at_best, at_equal_norm, grid, read_norms
 from strata import STORED as STRATA_STORED
 from words import bullets, listed, percent, picture, points, ratio, signed, table
 
@@ -80,7 +80,26 @@ def norms_table(task: Task) -> str:
             told_pairs.append(
                 f"{pair[0]} − {pair[1]} at equal norm of the update: {points(found)} pp"
             )
-    return "\n\n".join([table(head, lines), bullets([*told_pairs, *gradients(task)])])
+    return "\n\n".join(
+        [table(head, lines), repeated(task), bullets([*told_pairs, *gradients(task)])]
+    )
+
+
+def repeated(task: Task) -> str:
+    """Whether the runs that measure the norms have the accuracy of the stored ones."""
+    stored = json.loads(NORMS.read_text(encoding="utf-8"))["accuracy"]
+    apart = [
+        abs(np.mean(task.results[at(arm, float(rate))][int(seed)].curve["accuracy"]) - mean)
+        for arm, by_rate in stored.items()
+        for rate, by_seed in by_rate.items()
+        for seed, mean in by_seed.items()
+    ]
+    equal = sum(each < 1e-5 for each in apart)
+    return (
+        f"Of {len(apart)} runs that were made once more to measure the norm of the update, {equal} "
+        "have exactly the mean accuracy of the stored run; the largest difference is "
+        f"{100 * max(apart):.1f} pp."
+    )
 
 
 def gradients(task: Task) -> list[str]:
