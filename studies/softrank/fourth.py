@@ -206,7 +206,7 @@ def used() -> str:
     seconds = json.loads(CPU.read_text(encoding="utf-8"))
     hours = sum(seconds.values()) / 3600
     return (
-        f"Runs, base model and measurements took {hours:.1f} core-hours of processor time, which "
+        f"Runs and measurements took {hours:.1f} core-hours of processor time, which "
         "does not depend on what else the machine was doing."
     )
 

@@ -10,7 +10,17 @@ from corrections import GRPO, PAPER, at
 from fourth_design import CELLS, CLIPPED, EFFECTS, GRID_ARMS, GRID_RATES, GRID_SEEDS, STRATA
 from measured import RESULTS, Task
 from mediators import direct_effect, over_training, sides
-from rates import DEGREE, NORMS, Grid, at_best, at_equal_norm, grid, read_norms
+from rates import (
+    DEGREE,
+    NORMS,
+    Grid,
+    at_best,
+    at_equal_norm,
+    at_norms,
+    common_norms,
+    grid,
+    read_norms,
+)
 from strata import STORED as STRATA_STORED
 from words import bullets, listed, percent, picture, points, ratio, signed, table
 
@@ -81,7 +91,11 @@ def norms_table(task: Task) -> str:
                 f"{pair[0]} − {pair[1]} at equal norm of the update: {points(found)} pp"
             )
     return "\n\n".join(
-        [table(head, lines), repeated(task), bullets([*told_pairs, *gradients(task)])]
+        [
+            table(head, lines),
+            repeated(task),
+            bullets([*told_pairs, by_norm(task), *gradients(task)]),
+        ]
     )
 
 
@@ -98,8 +112,23 @@ def repeated(task: Task) -> str:
     return (
         f"Of {len(apart)} runs that were made once more to measure the norm of the update, {equal} "
         "have exactly the mean accuracy of the stored run; the largest difference is "
-        f"{100 * max(apart):.1f} pp."
+        f"{100 * max(apart):.2f} pp."
     )
+
+
+def by_norm(task: Task) -> str:
+    """The difference at the norms that GRPO's updates have at the rates of the grid."""
+    norms, areas = read_norms(), areas_of(task)
+    of = {arm: [norms[arm][rate] for rate in GRID_RATES] for arm in (PAPER, GRPO)}
+    low, high = (end(common_norms(of[PAPER], of[GRPO])) for end in (np.min, np.max))
+    found = []
+    for rate in GRID_RATES:
+        place = np.array([norms[GRPO][rate]])
+        if low <= place[0] <= high:
+            both = [list(at_norms(areas[arm], of[arm], place)[:, 0]) for arm in (PAPER, GRPO)]
+            result = paired_seeds(both[0], both[1]).difference
+            found.append(f"{points(result)} pp at {place[0]:.3f} (that of {rate:g})")
+    return f"By the norm of {GRPO}'s update, {PAPER} − {GRPO} is {listed(found)}"
 
 
 def gradients(task: Task) -> list[str]:
