@@ -117,7 +117,7 @@ base-model: .venv/.runtime
 # and the page generated from their results.
 study-models: .venv/.runtime
 	$(BIN)/python studies/softrank/tasks.py
-	for task in lists long-answers sharpening; do \
+	for task in lists long-answers sharpening knights-knaves countdown; do \
 	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
 
 compare-plan = $(BIN)/groupwise compare --plan $$plan --import studies/softrank/candidates.py \

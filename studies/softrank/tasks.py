@@ -11,6 +11,7 @@ in it; which prompts are held out is decided by their content alone.
   nothing. Worked answers slip at the last result, more often than not.
 * `sharpening`: word problems whose worked answers slip less often than not, so that the base's
   greedy answer is right before reinforcement learning begins.
+* `knights-knaves` and `countdown`: see `puzzles.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from puzzles import countdown_row, knights_row
 
 from groupwise.prompts.generators.word_problems import (
     NAMES,
@@ -32,6 +36,8 @@ from groupwise.prompts.generators.word_problems import (
 
 HERE = Path(__file__).parent
 COUNTS = {"worked": 12_000, "train": 1024, "held_out": 1024}
+PUZZLES_HELD_OUT = {"knights-knaves": 256, "countdown": 256}
+"""There are fewer puzzles than lists."""
 HELD_OUT_SHARE = 8
 """One prompt in this many is held out."""
 
@@ -94,8 +100,8 @@ def long_answer(random: Random, solved: Problem) -> str:
 
 def worked(task: str) -> list[Row]:
     """Prompts with worked answers, for the base model of a task."""
-    if task == "lists":
-        return list_rows("worked")
+    if task in DRAWN:
+        return rows(task, "worked")
     if task == "sharpening":
         slips = demonstrations(size=COUNTS["worked"], slip=0.4, seed=11)
         return [{"prompt": str(e.prompt), "worked": e.completion} for e in slips]
@@ -104,15 +110,26 @@ def worked(task: str) -> list[Row]:
     return [{"prompt": p.question, "worked": long_answer(random, p)} for p in problems]
 
 
-def list_rows(split: str) -> list[Row]:
-    """The lists of a split; prompts of "train" and "held_out" are distinct, worked ones are not."""
-    random = Random(f"lists:{split}")
+DRAWN: dict[str, Callable[[Random], Row]] = {
+    "lists": list_row,
+    "knights-knaves": knights_row,
+    "countdown": countdown_row,
+}
+"""Tasks whose prompts are drawn here, with one row of each."""
+
+
+def rows(task: str, split: str) -> list[Row]:
+    """A split of a task; prompts of "train" and "held_out" are distinct, worked ones are not."""
+    random = Random(f"{task}:{split}")
+    count = COUNTS[split]
+    if split == "held_out":
+        count = PUZZLES_HELD_OUT.get(task, count)
     made: list[Row] = []
     seen = set()
-    while len(made) < COUNTS[split]:
-        row = list_row(random)
+    while len(made) < count:
+        row = DRAWN[task](random)
         key = json.dumps(row.pop("key"))
-        digest = hashlib.blake2b(f"lists{key}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{task}{key}".encode(), digest_size=8).digest()
         held_out = int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
         if held_out is not (split == "held_out") or (split != "worked" and key in seen):
             continue
@@ -123,12 +140,14 @@ def list_rows(split: str) -> list[Row]:
 
 def write(folder: Path) -> None:
     """Write every file of every task."""
-    files = {f"{task}/worked": worked(task) for task in ("lists", "long-answers", "sharpening")}
-    files |= {f"lists/{split}": list_rows(split) for split in ("train", "held_out")}
-    for name, rows in files.items():
+    files = {f"{task}/worked": worked(task) for task in (*DRAWN, "long-answers", "sharpening")}
+    files |= {
+        f"{task}/{split}": rows(task, split) for task in DRAWN for split in ("train", "held_out")
+    }
+    for name, made in files.items():
         path = folder / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        lines = [json.dumps(row, ensure_ascii=False) for row in made]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
