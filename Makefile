@@ -118,7 +118,7 @@ base-model: .venv/.runtime
 study-models: .venv/.runtime
 	$(BIN)/python studies/softrank/tasks.py
 	for task in lists long-answers sharpening knights-knaves countdown; do \
-	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
+	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml --output runs/study/$$task/sft || exit 1; done
 
 compare-plan = $(BIN)/groupwise compare --plan $$plan --import studies/softrank/candidates.py \
     --import studies/softrank/noise.py --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;

@@ -288,6 +288,7 @@ def main() -> int:
     plans = {design.folder: design_plan(design) for design in ROUNDS}
     if sealed.FINALIST is not None:
         plans |= {f"estimators-{name}": sealed.plan(name, sealed.FINALIST) for name in sealed.TASKS}
+    plans |= {f"estimators-{name}-grpo": sealed.grpo_plan(name) for name in sealed.FURTHER_TASKS}
     for name, made in plans.items():
         if not (RESULTS / name).exists():
             text = f"# Written by studies/softrank/estimators.py.\n\n{toml(made)}"

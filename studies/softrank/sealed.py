@@ -29,12 +29,15 @@ FIRST_TASKS = {
 FURTHER_TASKS = {
     name: Setting(
         recipe=f"studies/softrank/{name}.toml", reward="0 or 1", metric="accuracy",
-        threshold=threshold, margin=DIFFERENCE, seeds=len(SEEDS),
+        threshold=threshold, margin=DIFFERENCE, seeds=len(SEEDS), more=("evaluation.samples=1",),
     )
-    for name, threshold in (("knights-knaves", 0.6), ("countdown", 0.6))
+    for name, threshold in (("knights-knaves", 0.5), ("countdown", 0.6))
 }  # fmt: skip
 """The tasks that joined before any sealed run, for the second question."""
-BASES = {"knights-knaves": "sha256:", "countdown": "sha256:"}
+BASES = {
+    "knights-knaves": "sha256:d4802d4b2659af65d1c0f9ba848bfe6930947553a67abe029f207e18ac3d2fab",
+    "countdown": "sha256:",
+}
 """Fingerprints of the base models of the further tasks, fixed before any sealed run."""
 GRPO_RATE = RATES[1]
 GRPO_SEEDS = range(2000, 2003)
@@ -72,6 +75,7 @@ def grpo_plan(name: str) -> Plan:
     return make_plan(
         {
             **common(FURTHER_TASKS[name]),
+            "threshold": 0.5,
             "title": f"Estimators: {GRPO} on design seeds, {spoken(name)}",
             "seeds": list(GRPO_SEEDS),
             "against": GRPO,

@@ -11,7 +11,8 @@ in it; which prompts are held out is decided by their content alone.
   nothing. Worked answers slip at the last result, more often than not.
 * `sharpening`: word problems whose worked answers slip less often than not, so that the base's
   greedy answer is right before reinforcement learning begins.
-* `knights-knaves` and `countdown`: see `puzzles.py`.
+* `countdown`: three numbers and what to reach with all of them by + and -. Worked answers
+  calculate rightly, but often take the wrong sign at last.
 """
 
 from __future__ import annotations
@@ -19,12 +20,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
-
-from puzzles import countdown_row, knights_row
 
 from groupwise.prompts.generators.word_problems import (
     NAMES,
@@ -36,7 +35,7 @@ from groupwise.prompts.generators.word_problems import (
 
 HERE = Path(__file__).parent
 COUNTS = {"worked": 12_000, "train": 1024, "held_out": 1024}
-PUZZLES_HELD_OUT = {"knights-knaves": 256, "countdown": 256}
+COUNTDOWN_HELD_OUT = 256
 """There are fewer puzzles than lists."""
 HELD_OUT_SHARE = 8
 """One prompt in this many is held out."""
@@ -58,6 +57,10 @@ CLOSERS = (
     "A friend gives {name} {n} {things}.",
 )
 """What stands before and after every calculation of a long answer."""
+
+LARGEST = 15
+"""The largest number of countdown."""
+COUNTDOWN_SLIP = 0.6
 
 Row = dict[str, Any]
 
@@ -82,6 +85,44 @@ def list_row(random: Random) -> Row:
         "answer": " ".join(map(str, right)),
         "worked": f"<answer>{' '.join(map(str, given))}</answer>",
     }
+
+
+def countdown_row(random: Random) -> Row:
+    """Three numbers and what to reach with all of them; a worked answer that may reach another.
+
+    A worked answer that slips takes the wrong sign at last, and calculates rightly with it.
+    """
+    numbers = [random.randint(1, LARGEST) for _ in range(3)]
+    target = numbers[0]
+    while target in numbers:
+        order, signs = random.sample(numbers, 3), random.choices("+-", k=2)
+        target = _calculated(order, signs)[2]
+    if random.random() < COUNTDOWN_SLIP:
+        signs[1] = {"+": "-", "-": "+"}[signs[1]]
+    steps, expression, _ = _calculated(order, signs)
+    return {
+        "key": [target, sorted(numbers)],
+        "prompt": f"Make {target} of {', '.join(map(str, numbers))}.",
+        "answer": str(target),
+        "numbers": numbers,
+        "target": target,
+        "worked": f"<reasoning>{'; '.join(steps)}</reasoning><answer>{expression}</answer>",
+    }
+
+
+def _calculated(numbers: Sequence[int], signs: Sequence[str]) -> tuple[list[str], str, int]:
+    """Two steps over three numbers, the greater one first, so that no result is below 0.
+
+    Returns:
+        The steps, the same as one expression, and its value.
+    """
+    value, expression, steps = numbers[0], str(numbers[0]), []
+    for number, sign in zip(numbers[1:], signs, strict=True):
+        (a, left), (b, right) = sorted([(value, expression), (number, str(number))], reverse=True)
+        value = a + b if sign == "+" else a - b
+        steps.append(f"{a}{sign}{b}={value}")
+        expression = f"({left}{sign}{right})"
+    return steps, expression[1:-1], value
 
 
 def long_answer(random: Random, solved: Problem) -> str:
@@ -112,7 +153,6 @@ def worked(task: str) -> list[Row]:
 
 DRAWN: dict[str, Callable[[Random], Row]] = {
     "lists": list_row,
-    "knights-knaves": knights_row,
     "countdown": countdown_row,
 }
 """Tasks whose prompts are drawn here, with one row of each."""
@@ -121,9 +161,8 @@ DRAWN: dict[str, Callable[[Random], Row]] = {
 def rows(task: str, split: str) -> list[Row]:
     """A split of a task; prompts of "train" and "held_out" are distinct, worked ones are not."""
     random = Random(f"{task}:{split}")
-    count = COUNTS[split]
-    if split == "held_out":
-        count = PUZZLES_HELD_OUT.get(task, count)
+    few = (task, split) == ("countdown", "held_out")
+    count = COUNTDOWN_HELD_OUT if few else COUNTS[split]
     made: list[Row] = []
     seen = set()
     while len(made) < count:

@@ -21,12 +21,11 @@ from groupwise.experiments.plan import toml
 from groupwise.prompts.generators.word_problems import problem
 from groupwise.rewards import REWARDS
 from groupwise.rewards.builtin.countdown import countdown, solves
-from groupwise.rewards.builtin.logic import knights_knaves
 from groupwise.rewards.builtin.rouge import rouge
 from groupwise.rewards.math.reward import exact_answer
 
 STUDY = Path(__file__).parents[2] / "studies" / "softrank"
-NAMES = ("puzzles", "tasks", "words", "design", "measured", "corrections", "pictures", "page",
+NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page",
          "mediators", "second", "noise", "conditions", "coverage", "third", "sealed", "figures",
          "practice")  # fmt: skip
 
@@ -342,25 +341,24 @@ def test_tokens_to_the_threshold_are_those_of_the_step_that_reaches_it(
     assert {*sealed.tokens_to_threshold(task, "grpo@5e-05").values()} == {30.0}
 
 
-def test_worked_puzzles_calculate_rightly_and_slip_as_often_as_they_say(
+def test_worked_answers_of_countdown_calculate_rightly_and_slip_as_often_as_they_say(
     study: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tasks = study["tasks"]
     monkeypatch.setitem(tasks.COUNTS, "worked", 400)
-    puzzles = tasks.rows("knights-knaves", "worked")
-    right = [knights_knaves(row["worked"], row) for row in puzzles]
-    numbers = tasks.rows("countdown", "worked")
-    hit = [countdown(row["worked"], row, use_all=True, source="tag") for row in numbers]
-    # Three standard errors of 400 are 7 %; a first claim that allows one answer leaves no slip.
-    assert 0.3 < sum(right) / 400 < 0.6
-    assert sum(hit) / 400 == pytest.approx(0.4, abs=0.07)
-    for row in numbers:
+    rows = tasks.rows("countdown", "worked")
+    hit = [countdown(row["worked"], row, use_all=True, source="tag") for row in rows]
+    # Three standard errors of 400 are 7 %.
+    assert sum(hit) / 400 == pytest.approx(1 - tasks.COUNTDOWN_SLIP, abs=0.07)
+    for row in rows:
         said = row["worked"].split("<answer>")[1].removesuffix("</answer>")
         last = row["worked"].split("</reasoning>")[0].split("=")[-1]
         assert solves(said, row["numbers"], Fraction(last), use_all=True)
-    for name in ("knights-knaves", "countdown"):
-        split = [{row["prompt"] for row in tasks.rows(name, s)} for s in ("train", "held_out")]
-        assert all(len(each) > 250 for each in split) and not split[0] & split[1]
+    seen, held_out = (
+        {(row["target"], *sorted(row["numbers"])) for row in tasks.rows("countdown", split)}
+        for split in ("train", "held_out")
+    )
+    assert len(held_out) == 256 and not seen & held_out
 
 
 def test_a_second_round_names_who_is_above_both_controls(
