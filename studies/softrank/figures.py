@@ -230,7 +230,7 @@ def heat_sealed(palette: Palette) -> Any:
         for task in tasks.values()
     ]
     columns = ["mean", *(f"{rate:g}" for rate in RATES)]
-    names = [spoken(name) for name in tasks]
+    names = [sealed.named(name) for name in tasks]
     height = 1.2 + 0.4 * len(tasks)
     figure, axes = shaded(palette, names, columns * len(sealed.pairs()), cells, height=height)
     axes.tick_params(axis="x", labelsize=7.5)

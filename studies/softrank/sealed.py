@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 
+import numpy as np
 from corrections import GRPO, PAPER, at
 from measured import Task, read_task
 from second import DIFFERENCE, RATES, SEALED, SETTINGS, Setting, averaged, common, primary, spoken
-from words import listed, points, ratio, table
+from words import listed, picture, points, table
 
-from groupwise.evaluation import SeedDifference, paired_seeds
+from groupwise.evaluation import Estimate, SeedDifference, paired_seeds
 from groupwise.experiments import Plan, make_plan
 
 CONTROLS = (GRPO, PAPER)
@@ -91,6 +92,11 @@ def halfway(task: Task) -> float:
     return round(20 * (start + end) / 2) / 20
 
 
+def named(name: str) -> str:
+    """The name of a task on the page."""
+    return spoken(name).replace("knights knaves", "knights and knaves")
+
+
 def further() -> str:
     """The further tasks with their bases, and how GRPO fares on them."""
     rows = []
@@ -99,7 +105,7 @@ def further() -> str:
         if task is not None:
             start, end = (100 * get(GRPO, "accuracy") for get in (task.first, task.last))
             rows.append(
-                [spoken(name), f"`{BASES[name][:19]}`", f"{start:.0f} %", f"{end:.0f} %"]
+                [named(name), f"`{BASES[name][:19]}`", f"{start:.0f} %", f"{end:.0f} %"]
                 + [f"{100 * setting.threshold:g} %"]
             )
     head = ["task", "base", f"{GRPO}, first tenth", f"{GRPO}, last tenth", "threshold"]
@@ -135,27 +141,20 @@ def tokens_to_threshold(task: Task, arm: str) -> dict[int, float]:
     return found
 
 
-def token_ratios(task: Task) -> dict[str, dict[str, float]]:
+def token_ratios(task: Task) -> dict[str, Estimate]:
     """Tokens to the threshold, finalist over each control: the mean over seeds of the log ratio,
     itself averaged over the rates, with its t interval, as a ratio."""
     assert FINALIST is not None
     logs = {
-        arm: [
-            {seed: math.log(n) for seed, n in tokens_to_threshold(task, at(arm, rate)).items()}
-            for rate in RATES
-        ]
+        arm: np.mean(
+            [np.log([*tokens_to_threshold(task, at(arm, rate)).values()]) for rate in RATES], axis=0
+        )
         for arm in (FINALIST, *CONTROLS)
     }
-    means = {
-        arm: [sum(each[seed] for each in by_rate) / len(RATES) for seed in sorted(by_rate[0])]
-        for arm, by_rate in logs.items()
-    }
+    found = {each: paired_seeds(logs[FINALIST], logs[each]).difference for each in CONTROLS}
     return {
-        control: {
-            end: math.exp(value)
-            for end, value in vars(paired_seeds(means[FINALIST], means[control]).difference).items()
-        }
-        for control in CONTROLS
+        control: Estimate(**{end: math.exp(value) for end, value in vars(each).items()})
+        for control, each in found.items()
     }
 
 
@@ -167,14 +166,14 @@ def unreached(task: Task, arm: str) -> str:
 
 def saves(task: Task) -> bool:
     """Whether the ratio of tokens to the threshold is low enough against both controls."""
-    return all(each["value"] <= FEWER for each in token_ratios(task).values())
+    return all(each.value <= FEWER for each in token_ratios(task).values())
 
 
 def results() -> str:
     """Both contrasts of every sealed task, those of its rates, and tokens to the threshold."""
     assert FINALIST is not None
     tasks = read_sealed()
-    missing = [spoken(name) for name in TASKS if name not in tasks]
+    missing = [named(name) for name in TASKS if name not in tasks]
     rows = []
     for name, task in tasks.items():
         means = [
@@ -182,7 +181,7 @@ def results() -> str:
             for arm in (FINALIST, *CONTROLS)
         ]
         rows.append(
-            [spoken(name), *(f"{mean:.1f} %" for mean in means)]
+            [named(name), *(f"{mean:.1f} %" for mean in means)]
             + [points(each.difference) for each in differences(task).values()]
             + ["yes" if won(task) else "no"]
         )
@@ -191,7 +190,9 @@ def results() -> str:
     if missing:
         parts.append(f"Not run: {listed(missing)}.")
     if rows:
-        parts += [tokens_table(tasks), equal_rates(tasks)]
+        alt = "Differences of the area by task and learning rate"
+        parts += [tokens_table(tasks), equal_rates(tasks), picture("heat-sealed", alt=alt)]
+        parts.append("Bold where the 95 % interval excludes 0.")
     return "\n\n".join(parts)
 
 
@@ -199,8 +200,8 @@ def tokens_table(tasks: dict[str, Task]) -> str:
     """Tokens to the threshold, by task."""
     assert FINALIST is not None
     rows = [
-        [spoken(name), f"{100 * task.plan.threshold:g} %"]
-        + [ratio(each) for each in token_ratios(task).values()]
+        [named(name), f"{100 * task.plan.threshold:g} %"]
+        + [_ratio(each) for each in token_ratios(task).values()]
         + [unreached(task, arm) for arm in (FINALIST, *CONTROLS)]
         for name, task in tasks.items()
     ]
@@ -212,11 +213,15 @@ def tokens_table(tasks: dict[str, Task]) -> str:
     )
 
 
+def _ratio(value: Estimate) -> str:
+    return f"{value.value:.2f}" + (f" [{value.low:.2f}, {value.high:.2f}]" if value.known else "")
+
+
 def equal_rates(tasks: dict[str, Task]) -> str:
     """Every pair of arms at each rate; secondary, without correction."""
     assert FINALIST is not None
     rows = [
-        [spoken(name), f"{first} − {second}"]
+        [named(name), f"{first} − {second}"]
         + [points(each.difference) for each in by_rate(task, first, second)]
         for name, task in tasks.items()
         for first, second in pairs()
@@ -259,7 +264,7 @@ def verdict() -> str:
 
 
 def _share(names: Sequence[str], total: Collection[str]) -> str:
-    told = f" ({listed([spoken(name) for name in names])})" if names else ""
+    told = f" ({listed([named(name) for name in names])})" if names else ""
     return f"{len(names)} of {len(total)}{told}"
 
 

@@ -329,8 +329,8 @@ def test_tokens_to_the_threshold_are_those_of_the_step_that_reaches_it(
     assert {*sealed.tokens_to_threshold(task, "softrank_loo@0.0001").values()} == {20.0}
     assert {*sealed.tokens_to_threshold(task, "grpo@0.0001").values()} == {30.0}
     ratios = sealed.token_ratios(task)
-    assert ratios["grpo"]["value"] == pytest.approx(2 / 3)
-    assert ratios["softrank"]["value"] == pytest.approx(1.0)
+    assert ratios["grpo"].value == pytest.approx(2 / 3)
+    assert ratios["softrank"].value == pytest.approx(1.0)
     assert not sealed.saves(task), "level with SoftRank"
     # At one of three rates no run of GRPO reaches it: all of the tokens count.
     for path in (folder / "results").glob("grpo@5e-05*.json"):
