@@ -117,8 +117,8 @@ base-model: .venv/.runtime
 # and the page generated from their results.
 study-models: .venv/.runtime
 	$(BIN)/python studies/softrank/tasks.py
-	for task in lists long-answers sharpening; do \
-	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml || exit 1; done
+	for task in lists long-answers sharpening knights-knaves countdown; do \
+	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml --output runs/study/$$task/sft || exit 1; done
 	$(BIN)/groupwise sft studies/softrank/large-base.toml --output runs/study/large
 	$(BIN)/groupwise sample bundled --recipe word-problems -n 32 --prompts 2048 --output runs/study/samples.jsonl
 	$(BIN)/python studies/softrank/strata.py runs/study/samples.jsonl

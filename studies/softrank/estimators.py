@@ -16,19 +16,16 @@ from string import Template
 
 import candidates  # noqa: F401 (registers the rows)
 import numpy as np
+import sealed
 from corrections import EQUAL_RATES, GRPO, PAPER, at
 from design import power
 from measured import RESULTS, Task, read_task
 from second import (
-    DIFFERENCE,
     MECHANISM,
     MECHANISM_RATE,
     RATES,
-    SEALED,
     SETTINGS,
     STEPS,
-    Setting,
-    averaged,
     common,
     main_effect,
     primary,
@@ -45,7 +42,6 @@ HERE = Path(__file__).parent
 PLANS = HERE / "plans" / "estimators"
 PAGE = HERE.parents[1] / "docs" / "studies" / "estimators.md"
 
-CONTROLS = (GRPO, PAPER)
 DESIGN_RATE = 2e-4
 
 
@@ -81,7 +77,7 @@ FIRST = Round(
     },
     seeds=range(2000, 2004),
     controls="second-word-problems",
-    labels={each: at(each, DESIGN_RATE) for each in CONTROLS},
+    labels={each: at(each, DESIGN_RATE) for each in sealed.CONTROLS},
 )  # fmt: skip
 ANNEALED = 0.5, 5.0
 """τ at the first and at the last step."""
@@ -100,21 +96,10 @@ AGAIN = Round(
     },
     seeds=CONTROL_SEEDS,
     controls="third-0-controls",
-    labels={each: each for each in CONTROLS},
+    labels={each: each for each in sealed.CONTROLS},
     evaluation=(f"evaluation.prompts={EVALUATED}", "evaluation.samples=1"),
 )
 ROUNDS = (FIRST, AGAIN)
-FINALIST: str | None = "softrank_adaptive"
-"""Named in a commit of its own after the design runs and before any sealed run."""
-SEALED_SEEDS = range(SEALED[0], SEALED[0] + 8)
-SEALED_TASKS = {
-    "word-problems": SETTINGS["word-problems"],
-    "lists": SETTINGS["lists"],
-    "sharpening": Setting(
-        recipe="word-problems", reward="0 or 1", metric="accuracy", threshold=0.8,
-        margin=DIFFERENCE, seeds=len(SEALED_SEEDS), more=("model.path=runs/study/sharpening/sft",),
-    ),
-}  # fmt: skip
 
 
 def design_plan(design: Round) -> Plan:
@@ -133,28 +118,6 @@ def design_plan(design: Round) -> Plan:
             "arms": [
                 {"label": name, "algorithm": name, "learning_rate": DESIGN_RATE, **settings}
                 for name, settings in design.candidates.items()
-            ],
-        }
-    )
-
-
-def sealed_plan(name: str, finalist: str) -> Plan:
-    """The finalist and both controls at every rate, on the sealed seeds of a task."""
-    return make_plan(
-        {
-            **common(SEALED_TASKS[name]),
-            "title": f"Estimators: {finalist} on sealed seeds, {spoken(name)}",
-            "seeds": list(SEALED_SEEDS),
-            "against": at(GRPO, RATES[1]),
-            "hypotheses": [
-                f"The area of {finalist} minus that of {control}, averaged over the rates, is "
-                "above 0."
-                for control in CONTROLS
-            ],
-            "arms": [
-                {"label": at(label, rate), "algorithm": label, "learning_rate": rate}
-                for label in (finalist, *CONTROLS)
-                for rate in RATES
             ],
         }
     )
@@ -228,7 +191,9 @@ def design_results(design: Round) -> str:
         + [points(each.difference) for each in differences(design, task, name).values()]
         for name in sorted(areas, key=lambda name: -areas[name].value)
     ]
-    return table(["candidate", "accuracy over training", *(f"− {c}" for c in CONTROLS)], rows)
+    return table(
+        ["candidate", "accuracy over training", *(f"− {c}" for c in sealed.CONTROLS)], rows
+    )
 
 
 def eligible(design: Round, task: Task) -> list[str]:
@@ -257,8 +222,8 @@ def outcome(design: Round) -> str:
 
 def finalist() -> str:
     """Who was named, or that the search ended without a finalist."""
-    if FINALIST is not None:
-        return f"The finalist is `{FINALIST}`."
+    if sealed.FINALIST is not None:
+        return f"The finalist is `{sealed.FINALIST}`."
     done = [(design, task) for design in ROUNDS if (task := read_design(design)) is not None]
     told = " ".join(outcome(design) for design, _ in done)
     if any(eligible(design, task) for design, task in done) or not done:
@@ -266,64 +231,14 @@ def finalist() -> str:
     return f"{told} By the rule the search ends there, and the sealed seeds stay sealed."
 
 
-def read_sealed() -> dict[str, Task]:
-    """The sealed tasks whose every run has finished."""
-    found = {name: read_task(f"estimators-{name}") for name in SEALED_TASKS}
-    return {
-        name: task
-        for name, task in found.items()
-        if task is not None and task.seeds == len(SEALED_SEEDS)
-    }
-
-
-def sealed_differences(task: Task) -> dict[str, SeedDifference]:
-    """Area of the finalist minus that of each control, averaged over the rates."""
-    assert FINALIST is not None
-    return {control: primary(task, FINALIST, control).result for control in CONTROLS}
-
-
-def won(task: Task) -> bool:
-    """Whether the intervals of both contrasts lie above 0."""
-    return all(each.difference.low > 0 for each in sealed_differences(task).values())
-
-
-def sealed_results() -> str:
-    """Both contrasts of every sealed task, and the verdict."""
-    assert FINALIST is not None
-    tasks = read_sealed()
-    missing = [spoken(name) for name in SEALED_TASKS if name not in tasks]
-    rows = []
-    for name, task in tasks.items():
-        means = [100 * sum(v := averaged(task, "area", arm).values()) / len(v)
-                 for arm in (FINALIST, *CONTROLS)]  # fmt: skip
-        found = sealed_differences(task)
-        rows.append(
-            [spoken(name), *(f"{mean:.1f} %" for mean in means)]
-            + [points(each.difference) for each in found.values()]
-            + ["yes" if won(task) else "no"]
-        )
-    head = ["task", f"{FINALIST}", *CONTROLS, *(f"− {c}" for c in CONTROLS), "above both"]
-    parts = [table(head, rows)] if rows else []
-    if missing:
-        parts.append(f"Not run: {listed(missing)}.")
-    return "\n\n".join(parts)
-
-
 def verdict() -> str:
     """What the sealed runs say, or that there are none yet."""
-    tasks = read_sealed()
-    if FINALIST is None:
+    if sealed.FINALIST is None:
         return f"Nothing won. {finalist()}"
-    if not tasks:
+    if not sealed.read_sealed():
         told = " ".join(filter(None, (outcome(design) for design in ROUNDS)))
         return f"No estimator has won yet. {told} {finalist()} The sealed runs have not been made."
-    wins = [spoken(name) for name, task in tasks.items() if won(task)]
-    rule = "met" if len(wins) == len(SEALED_TASKS) else "not met"
-    where = f" ({listed(wins)})" if wins else ""
-    return (
-        f"`{FINALIST}` is above both {GRPO} and {PAPER} on {len(wins)} of {len(SEALED_TASKS)} "
-        f"sealed tasks{where}, of which {len(tasks)} were run: the rule is {rule}."
-    )
+    return sealed.verdict()
 
 
 def power_sentence() -> str:
@@ -332,13 +247,13 @@ def power_sentence() -> str:
     if task is None:
         return "Not known."
     deviation = primary(task).result.deviation
-    chances = [power(len(SEALED_SEEDS), difference=d, deviation=deviation) for d in (0.01, 0.02)]
+    chances = [power(len(sealed.SEEDS), difference=d, deviation=deviation) for d in (0.01, 0.02)]
     return (
         f"On word problems the averaged difference of {PAPER} and {GRPO} has a standard "
-        f"deviation of {100 * deviation:.1f} pp over seeds. With {len(SEALED_SEEDS)} seeds, one "
+        f"deviation of {100 * deviation:.1f} pp over seeds. With {len(sealed.SEEDS)} seeds, one "
         f"contrast sees a true difference of 1 pp with probability {chances[0]:.2f} and one of "
-        f"2 pp with {chances[1]:.2f}; a win takes two contrasts on each of {len(SEALED_TASKS)} "
-        "tasks."
+        f"2 pp with {chances[1]:.2f}; a win takes two contrasts on each of "
+        f"{len(sealed.FIRST_TASKS)} tasks."
     )
 
 
@@ -352,13 +267,16 @@ def page() -> str:
         "design_seeds": f"{FIRST.seeds[0]} to {FIRST.seeds[-1]}",
         "again_seeds": f"{AGAIN.seeds[0]} to {AGAIN.seeds[-1]}",
         "annealed": f"{ANNEALED[0]:g} to {ANNEALED[1]:g}",
-        "sealed_seeds": f"{SEALED_SEEDS[0]} to {SEALED_SEEDS[-1]}",
-        "sealed_tasks": listed([spoken(name) for name in SEALED_TASKS]),
+        "sealed_seeds": f"{sealed.SEEDS[0]} to {sealed.SEEDS[-1]}",
+        "sealed_tasks": listed([spoken(name) for name in sealed.FIRST_TASKS]),
         "power": power_sentence(),
         "design": design_results(FIRST),
         "outcome": outcome(FIRST),
         "again": f"{design_results(AGAIN)}\n\n{outcome(AGAIN)}".strip(),
-        "sealed": sealed_results() if FINALIST else "Not opened.",
+        "grpo_rate": f"{sealed.GRPO_RATE:g}",
+        "grpo_seeds": f"{sealed.GRPO_SEEDS[0]} to {sealed.GRPO_SEEDS[-1]}",
+        "further": sealed.further(),
+        "sealed": sealed.results() if sealed.FINALIST else "Not opened.",
     }
     text = Template((HERE / "estimators.md").read_text(encoding="utf-8")).substitute(values)
     return "\n".join(wrapped(line) for line in text.split("\n")).rstrip() + "\n"
@@ -368,8 +286,9 @@ def main() -> int:
     """Write the plans without results, and the page."""
     PLANS.mkdir(parents=True, exist_ok=True)
     plans = {design.folder: design_plan(design) for design in ROUNDS}
-    if FINALIST is not None:
-        plans |= {f"estimators-{name}": sealed_plan(name, FINALIST) for name in SEALED_TASKS}
+    if sealed.FINALIST is not None:
+        plans |= {f"estimators-{name}": sealed.plan(name, sealed.FINALIST) for name in sealed.TASKS}
+    plans |= {f"estimators-{name}-grpo": sealed.grpo_plan(name) for name in sealed.FURTHER_TASKS}
     for name, made in plans.items():
         if not (RESULTS / name).exists():
             text = f"# Written by studies/softrank/estimators.py.\n\n{toml(made)}"

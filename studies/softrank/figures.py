@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sealed
 from conditions import LONG, PARTS, REINFORCE, TAUS, done, joined, read_third
 from corrections import GRPO, PAPER, at
 from fourth_pictures import equal_norm, learning_rates, mechanism
@@ -23,7 +24,7 @@ from pictures import ARMS, DARK, LIGHT, Palette, draw_curve, legend, sheet, with
 from second import FACTORIAL, MECHANISM, RATES, SETTINGS, primary, read_second, spoken
 from third import primary as third_primary
 
-from groupwise.evaluation import Estimate
+from groupwise.evaluation import Estimate, SeedDifference
 
 OUTPUT = Path(__file__).parents[2] / "docs" / "studies"
 FIRST_TASKS = ("word-problems", "lists", "long-answers")
@@ -207,31 +208,74 @@ def factorial(palette: Palette) -> Any:
 
 def heat(palette: Palette) -> Any:
     """Tasks × algorithms of the first edition: area minus that of GRPO."""
-    from matplotlib.colors import LinearSegmentedColormap
-
     tasks = {name: task for name in FIRST_TASKS if (task := read_task(name, f"{name}-candidates"))}
     arms = [arm for arm in next(iter(tasks.values())).arms if arm != GRPO]
-    found = [[task.contrast("area", arm, GRPO) for arm in arms] for task in tasks.values()]
-    values = 100 * np.array([[each.result.difference.value for each in row] for row in found])
-    figure, (axes,) = sheet(palette, size=(8.0, 2.5))
+    cells = [
+        [
+            (task.contrast("area", arm, GRPO).result, "" if task.same_rate(arm, GRPO) else " †")
+            for arm in arms
+        ]
+        for task in tasks.values()
+    ]
+    names = [arm.replace("softrank_", "softrank_\n") for arm in arms]
+    return shaded(palette, [spoken(name) for name in tasks], names, cells, height=2.5)[0]
+
+
+def heat_sealed(palette: Palette) -> Any:
+    """Sealed tasks × contrasts of the search for an estimator, over the rates and at each."""
+    tasks = sealed.read_sealed()
+    if not tasks:
+        return None
+    cells = [
+        [(each, "") for pair in sealed.pairs() for each in sealed.by_rate(task, *pair)]
+        for task in tasks.values()
+    ]
+    columns = ["mean", *(f"{rate:g}" for rate in RATES)]
+    names = [sealed.named(name) for name in tasks]
+    height = 1.2 + 0.4 * len(tasks)
+    figure, axes = shaded(palette, names, columns * len(sealed.pairs()), cells, height=height)
+    axes.tick_params(axis="x", labelsize=7.5)
+    for place, (first, second) in enumerate(sealed.pairs()):
+        start = len(columns) * place
+        axes.text(
+            start + (len(columns) - 1) / 2, -0.65, f"{first} − {second}", ha="center",
+            va="bottom", color=palette.ink, fontsize=8.5,
+        )  # fmt: skip
+        if place:
+            axes.axvline(start - 0.5, color=palette.paper, linewidth=5)
+    return figure
+
+
+def shaded(
+    palette: Palette,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    cells: Sequence[Sequence[tuple[SeedDifference, str]]],
+    *,
+    height: float,
+) -> tuple[Any, Any]:
+    """Figure and axes of a table of differences in percentage points, coloured by value and bold
+    where the interval excludes 0; a mark follows each."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    values = 100 * np.array([[each.difference.value for each, _ in row] for row in cells])
+    figure, (axes,) = sheet(palette, size=(8.0, height))
     axes.grid(visible=False)
     shades = LinearSegmentedColormap.from_list(
         "difference", [palette.cold, palette.paper, palette.warm]
     )
     reach = float(np.abs(values).max())
     axes.imshow(values, cmap=shades, vmin=-1.4 * reach, vmax=1.4 * reach, aspect="auto")
-    for y, (task, row) in enumerate(zip(tasks.values(), found, strict=True)):
-        for x, each in enumerate(row):
-            sure = each.result.difference.excludes(0.0)
-            same = task.same_rate(arms[x], GRPO)
-            text = f"{round(values[y, x], 1) + 0.0:+.1f}".replace("-", "−") + ("" if same else " †")
+    for y, row in enumerate(cells):
+        for x, (each, mark) in enumerate(row):
+            text = f"{round(values[y, x], 1) + 0.0:+.1f}".replace("-", "−") + mark
             axes.text(x, y, text, ha="center", va="center", color=palette.ink, fontsize=9,
-                      fontweight="bold" if sure else "normal")  # fmt: skip
-    axes.set_xticks(range(len(arms)), [arm.replace("softrank_", "softrank_\n") for arm in arms])
-    axes.set_yticks(range(len(tasks)), [spoken(name) for name in tasks])
+                      fontweight="bold" if each.difference.excludes(0.0) else "normal")  # fmt: skip
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
     axes.tick_params(length=0, labelcolor=palette.ink)
     axes.spines[:].set_visible(False)
-    return figure
+    return figure, axes
 
 
 FIGURES: dict[str, Callable[[Palette], Any]] = {
@@ -239,6 +283,7 @@ FIGURES: dict[str, Callable[[Palette], Any]] = {
     **{f"second-{name}": partial(rates, name=name) for name in SETTINGS},
     "dose": dose, "forest": forest, "curves": curves, "factorial": factorial, "heat": heat,
     "learning-rates": learning_rates, "equal-norm": equal_norm, "mechanism": mechanism,
+    "heat-sealed": heat_sealed,
 }  # fmt: skip
 
 

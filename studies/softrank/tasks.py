@@ -11,6 +11,8 @@ in it; which prompts are held out is decided by their content alone.
   nothing. Worked answers slip at the last result, more often than not.
 * `sharpening`: word problems whose worked answers slip less often than not, so that the base's
   greedy answer is right before reinforcement learning begins.
+* `countdown`: three numbers and what to reach with all of them by + and -. Worked answers
+  calculate rightly, but often take the wrong sign at last.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -32,6 +35,8 @@ from groupwise.prompts.generators.word_problems import (
 
 HERE = Path(__file__).parent
 COUNTS = {"worked": 12_000, "train": 1024, "held_out": 1024}
+COUNTDOWN_HELD_OUT = 256
+"""There are fewer puzzles than lists."""
 HELD_OUT_SHARE = 8
 """One prompt in this many is held out."""
 
@@ -52,6 +57,10 @@ CLOSERS = (
     "A friend gives {name} {n} {things}.",
 )
 """What stands before and after every calculation of a long answer."""
+
+LARGEST = 15
+"""The largest number of countdown."""
+COUNTDOWN_SLIP = 0.6
 
 Row = dict[str, Any]
 
@@ -78,6 +87,44 @@ def list_row(random: Random) -> Row:
     }
 
 
+def countdown_row(random: Random) -> Row:
+    """Three numbers and what to reach with all of them; a worked answer that may reach another.
+
+    A worked answer that slips takes the wrong sign at last, and calculates rightly with it.
+    """
+    numbers = [random.randint(1, LARGEST) for _ in range(3)]
+    target = numbers[0]
+    while target in numbers:
+        order, signs = random.sample(numbers, 3), random.choices("+-", k=2)
+        target = _calculated(order, signs)[2]
+    if random.random() < COUNTDOWN_SLIP:
+        signs[1] = {"+": "-", "-": "+"}[signs[1]]
+    steps, expression, _ = _calculated(order, signs)
+    return {
+        "key": [target, sorted(numbers)],
+        "prompt": f"Make {target} of {', '.join(map(str, numbers))}.",
+        "answer": str(target),
+        "numbers": numbers,
+        "target": target,
+        "worked": f"<reasoning>{'; '.join(steps)}</reasoning><answer>{expression}</answer>",
+    }
+
+
+def _calculated(numbers: Sequence[int], signs: Sequence[str]) -> tuple[list[str], str, int]:
+    """Two steps over three numbers, the greater one first, so that no result is below 0.
+
+    Returns:
+        The steps, the same as one expression, and its value.
+    """
+    value, expression, steps = numbers[0], str(numbers[0]), []
+    for number, sign in zip(numbers[1:], signs, strict=True):
+        (a, left), (b, right) = sorted([(value, expression), (number, str(number))], reverse=True)
+        value = a + b if sign == "+" else a - b
+        steps.append(f"{a}{sign}{b}={value}")
+        expression = f"({left}{sign}{right})"
+    return steps, expression[1:-1], value
+
+
 def long_answer(random: Random, solved: Problem) -> str:
     """A worked answer in many words; with a share of .65 its last result is one too high."""
     last, slip = solved.steps[-1], random.random() < 0.65
@@ -94,8 +141,8 @@ def long_answer(random: Random, solved: Problem) -> str:
 
 def worked(task: str) -> list[Row]:
     """Prompts with worked answers, for the base model of a task."""
-    if task == "lists":
-        return list_rows("worked")
+    if task in DRAWN:
+        return rows(task, "worked")
     if task == "sharpening":
         slips = demonstrations(size=COUNTS["worked"], slip=0.4, seed=11)
         return [{"prompt": str(e.prompt), "worked": e.completion} for e in slips]
@@ -104,15 +151,24 @@ def worked(task: str) -> list[Row]:
     return [{"prompt": p.question, "worked": long_answer(random, p)} for p in problems]
 
 
-def list_rows(split: str) -> list[Row]:
-    """The lists of a split; prompts of "train" and "held_out" are distinct, worked ones are not."""
-    random = Random(f"lists:{split}")
+DRAWN: dict[str, Callable[[Random], Row]] = {
+    "lists": list_row,
+    "countdown": countdown_row,
+}
+"""Tasks whose prompts are drawn here, with one row of each."""
+
+
+def rows(task: str, split: str) -> list[Row]:
+    """A split of a task; prompts of "train" and "held_out" are distinct, worked ones are not."""
+    random = Random(f"{task}:{split}")
+    few = (task, split) == ("countdown", "held_out")
+    count = COUNTDOWN_HELD_OUT if few else COUNTS[split]
     made: list[Row] = []
     seen = set()
-    while len(made) < COUNTS[split]:
-        row = list_row(random)
+    while len(made) < count:
+        row = DRAWN[task](random)
         key = json.dumps(row.pop("key"))
-        digest = hashlib.blake2b(f"lists{key}".encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(f"{task}{key}".encode(), digest_size=8).digest()
         held_out = int.from_bytes(digest, "big") % HELD_OUT_SHARE == 0
         if held_out is not (split == "held_out") or (split != "worked" and key in seen):
             continue
@@ -123,12 +179,14 @@ def list_rows(split: str) -> list[Row]:
 
 def write(folder: Path) -> None:
     """Write every file of every task."""
-    files = {f"{task}/worked": worked(task) for task in ("lists", "long-answers", "sharpening")}
-    files |= {f"lists/{split}": list_rows(split) for split in ("train", "held_out")}
-    for name, rows in files.items():
+    files = {f"{task}/worked": worked(task) for task in (*DRAWN, "long-answers", "sharpening")}
+    files |= {
+        f"{task}/{split}": rows(task, split) for task in DRAWN for split in ("train", "held_out")
+    }
+    for name, made in files.items():
         path = folder / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+        lines = [json.dumps(row, ensure_ascii=False) for row in made]
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
