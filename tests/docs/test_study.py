@@ -16,7 +16,6 @@ import torch
 from groupwise.experiments import Result, make_plan, read_plan
 from groupwise.experiments.plan import toml
 from groupwise.prompts.generators.word_problems import problem
-from groupwise.rewards import REWARDS
 from groupwise.rewards.builtin.countdown import countdown, solves
 from groupwise.rewards.builtin.rouge import rouge
 from groupwise.rewards.math.reward import exact_answer
