@@ -101,12 +101,13 @@ def test_a_file_of_the_name_of_a_plan_is_not_an_experiment(tmp_path: Path) -> No
 
 
 def test_a_demonstration_deletes_its_own_runs_only(tmp_path: Path) -> None:
-    for name in (".demo", "grpo-seed0/metrics.jsonl", "thesis/grpo-seed0.txt", "report.html"):
+    mine = {".demo", "thesis/grpo-seed0.txt", "grpo-seed0-mine/notes.txt", "report.html"}
+    for name in (*mine, "grpo-seed0/metrics.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     _emptied(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {".demo", "thesis/grpo-seed0.txt", "report.html"}
+    assert left == mine
 
 
 def test_a_model_folder_is_not_a_run(tmp_path: Path) -> None:
