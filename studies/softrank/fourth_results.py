@@ -21,11 +21,14 @@ from rates import (
     grid,
     read_norms,
 )
+from second import STEPS
 from strata import STORED as STRATA_STORED
 from words import bullets, listed, percent, picture, points, ratio, signed, table
 
 from groupwise.evaluation import paired_seeds, seed_mean
 
+PROMPTS = 8
+"""Of a step."""
 COSINES = RESULTS / "fourth-variance.json"
 """Gradients of the cells of the factorial at the base model; see `make study-runs`."""
 PAIRS = ((PAPER, GRPO), (REINFORCE, GRPO), (PAPER, REINFORCE))
@@ -288,7 +291,8 @@ def stratum_counts() -> str:
     highest = (above >= 0.01).sum() / len(above)
     return (
         f"Of {stored['prompts']} prompts, {counts}; less than one in a hundred has a rate above "
-        f"{100 * highest:g} %, and {stored['never']} have 0."
+        f"{100 * highest:g} %, and {stored['never']} have 0. A run draws {STEPS * PROMPTS} "
+        "prompts, and so sees each about twice."
     )
 
 
