@@ -205,7 +205,8 @@ def mechanism(task: Task) -> list[str]:
         "The cosine is that of a step's gradient to the gradient of the expected reward, at the "
         "base model, all on the same answers.",
         f"GRPO with gradient clipping minus GRPO without: {points(clipped)} pp. SoftRank minus "
-        f"GRPO on these seeds: {points(leads[0])} pp, and {points(leads[1])} pp where GRPO is clipped.",
+        f"GRPO on these seeds: {points(leads[0])} pp, and {points(leads[1])} pp where GRPO is "
+        "clipped.",
         mediation(task),
     ]
 
