@@ -17,6 +17,7 @@ SHIFT = 0.05
 """Between the marks of arms at one rate, in steps of the grid."""
 CURVE = 60
 """Points of a drawn curve."""
+NORM_TICKS = (0.01, 0.02, 0.04, 0.08, 0.16)
 
 
 def learning_rates(palette: Palette) -> Any:
@@ -79,8 +80,9 @@ def equal_norm(palette: Palette) -> Any:
         right.fill_between(places, low, high, color=colour, alpha=0.18, linewidth=0)
     right.axhline(0, color=palette.muted, linewidth=1)
     for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
+        axes.set_xscale("log")
+        axes.set_xticks(NORM_TICKS, [f"{tick:g}" for tick in NORM_TICKS])
+        axes.minorticks_off()
         axes.set_xlabel("norm of the update, mean over the steps")
     left.set_ylabel("accuracy over training, %")
     right.set_ylabel("difference of the area, pp")

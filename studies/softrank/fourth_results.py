@@ -21,12 +21,16 @@ from rates import (
     grid,
     read_norms,
 )
+from second import STEPS
 from strata import STORED as STRATA_STORED
 from words import bullets, listed, percent, picture, points, ratio, signed, table
 
 from groupwise.evaluation import paired_seeds, seed_mean
 
+PROMPTS = 8
+"""Of a step."""
 COSINES = RESULTS / "fourth-variance.json"
+KNOWN_COSINES = RESULTS / "word-problems" / "variance.json"
 """Gradients of the cells of the factorial at the base model; see `make study-runs`."""
 PAIRS = ((PAPER, GRPO), (REINFORCE, GRPO), (PAPER, REINFORCE))
 
@@ -175,11 +179,10 @@ def learning_rates(task: Task) -> list[str]:
 
 def cosine_of(advantage: str) -> str:
     """Cosine of a step to the gradient of the expected reward at the base model, as stored."""
-    if not COSINES.exists():
-        return ""
-    stored = json.loads(COSINES.read_text(encoding="utf-8"))["estimators"]
+    path = COSINES if COSINES.exists() else KNOWN_COSINES
+    stored = json.loads(path.read_text(encoding="utf-8"))["estimators"]
     found = [each["step_cosine"] for each in stored if each["name"] == advantage]
-    return ratio(found[0]) if found else ""
+    return ratio(found[0]) if found else "not measured"
 
 
 def mechanism(task: Task) -> list[str]:
@@ -195,12 +198,15 @@ def mechanism(task: Task) -> list[str]:
     head = ["advantage", "baseline", "weight", "p of the", "accuracy over training", "final"]
     head += ["pass@8", "entropy over training", "cosine of a step"]
     clipped = task.contrast("area", CLIPPED, "zscore").result.difference
+    leads = [task.contrast("area", PAPER, other).result.difference for other in ("zscore", CLIPPED)]
     return [
         picture("mechanism", alt="Areas of the cells of the factorial"),
         table(head, lines),
         "The cosine is that of a step's gradient to the gradient of the expected reward, at the "
         "base model, all on the same answers.",
-        f"GRPO with gradient clipping minus GRPO without: {points(clipped)} pp.",
+        f"GRPO with gradient clipping minus GRPO without: {points(clipped)} pp. SoftRank minus "
+        f"GRPO on these seeds: {points(leads[0])} pp, and {points(leads[1])} pp where GRPO is "
+        "clipped.",
         mediation(task),
     ]
 
@@ -288,7 +294,8 @@ def stratum_counts() -> str:
     highest = (above >= 0.01).sum() / len(above)
     return (
         f"Of {stored['prompts']} prompts, {counts}; less than one in a hundred has a rate above "
-        f"{100 * highest:g} %, and {stored['never']} have 0."
+        f"{100 * highest:g} %, and {stored['never']} have 0. A run draws {STEPS * PROMPTS} "
+        "prompts, and so sees each about twice."
     )
 
 

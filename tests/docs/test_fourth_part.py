@@ -111,6 +111,19 @@ def test_arms_are_compared_at_norms_that_both_reach(study: dict[str, ModuleType]
     assert rates.at_equal_norm(areas, ("a", "b"), apart, grid) is None
 
 
+def test_the_readme_says_what_is_left_at_the_best_rates(study: dict[str, ModuleType]) -> None:
+    fourth, practice = study["fourth"], study["practice"]
+    (advice,) = practice.best_rates()
+    (best,) = [one for one in fourth.primary(study["fourth_design"].read_fourth())["rates"]
+               if one.contrast is fourth.BEST]  # fmt: skip
+    ends = (best.result.difference.value, best.result.difference.low, best.result.difference.high)
+    value, low, high = (f"{100 * end:.1f}".replace("-", "−") for end in ends)
+    assert f"(+{value} [{low}, +{high}] pp)" in advice
+    for name in ("README.md", "docs/ko/README.md"):
+        text = (STUDY.parents[1] / name).read_text(encoding="utf-8").replace("점", " ")
+        assert f"{value} [{low}, {high}]" in " ".join(text.split()), name
+
+
 def test_strata_are_chosen_by_the_measured_pass_rate(
     study: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
