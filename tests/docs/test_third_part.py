@@ -20,7 +20,7 @@ from groupwise.rewards import REWARDS
 
 STUDY = Path(__file__).parents[2] / "studies" / "softrank"
 NAMES = ("words", "design", "measured", "corrections", "pictures", "mediators", "second", "noise",
-         "conditions", "coverage", "third", "figures", "practice")  # fmt: skip
+         "conditions", "coverage", "third", "sealed", "figures", "practice")  # fmt: skip
 
 
 @pytest.fixture
