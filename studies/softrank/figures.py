@@ -223,6 +223,8 @@ def heat(palette: Palette) -> Any:
 
 def heat_sealed(palette: Palette) -> Any:
     """Sealed tasks × contrasts of the search for an estimator, over the rates and at each."""
+    import candidates  # noqa: F401 (registers the finalist)
+
     tasks = sealed.read_sealed()
     if not tasks:
         return None

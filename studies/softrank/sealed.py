@@ -32,12 +32,12 @@ FURTHER_TASKS = {
         recipe=f"studies/softrank/{name}.toml", reward="0 or 1", metric="accuracy",
         threshold=threshold, margin=DIFFERENCE, seeds=len(SEEDS), more=("evaluation.samples=1",),
     )
-    for name, threshold in (("knights-knaves", 0.5), ("countdown", 0.6))
+    for name, threshold in (("knights-knaves", 0.5), ("countdown", 0.3))
 }  # fmt: skip
 """The tasks that joined before any sealed run, for the second question."""
 BASES = {
     "knights-knaves": "sha256:d4802d4b2659af65d1c0f9ba848bfe6930947553a67abe029f207e18ac3d2fab",
-    "countdown": "sha256:",
+    "countdown": "sha256:1aae57968da6184c35629e1ac12caad16ec56d48834d669d2c3feaef32968315",
 }
 """Fingerprints of the base models of the further tasks, fixed before any sealed run."""
 GRPO_RATE = RATES[1]

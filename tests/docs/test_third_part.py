@@ -16,8 +16,8 @@ from groupwise.experiments import Plan, Result, read_plan
 from groupwise.experiments.plan import toml
 from study_scripts import STUDY, modules
 
-NAMES = ("measured", "mediators", "second", "noise", "conditions", "coverage", "third", "figures",
-         "practice")  # fmt: skip
+NAMES = ("words", "design", "measured", "corrections", "pictures", "mediators", "second", "noise",
+         "conditions", "coverage", "third", "sealed", "figures", "practice")  # fmt: skip
 
 
 @pytest.fixture

@@ -217,20 +217,28 @@ class _FrozenHead(torch.autograd.Function):
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         each = HeadGradients(hidden, head, (True, False, False), added=None)
-        one = logp.new_ones(1)
         for rows in head.products(slice(0, len(hidden))):
             whole = _logits(hidden[rows], head)
             for part in head.pieces(rows):
                 z = _within(whole, rows, part)
                 if support is not None:
                     z.masked_fill_(~support(part), float("-inf"))
-                slope = _softcap_slope(z, head)
-                own = z.gather(-1, target[part, None]).squeeze(-1)
-                logp[part] = own - softmax_(z)
-                _toward_target(z, target[part], one.expand_as(own), slope, head)
+                logp[part] = _FrozenHead._differentiate_(z, target[part], head)
+                del z
             each.add(rows, whole)
-            del whole, z, slope
+            del whole
         ctx.save_for_backward(each.d_hidden)
+        return logp
+
+    @staticmethod
+    def _differentiate_(
+        z: Float[Tensor, "rows vocabulary"], target: Int[Tensor, "rows"], head: Projection
+    ) -> Float[Tensor, "rows"]:
+        """Log-probabilities of the targets. Logits become the gradients of these."""
+        slope = _softcap_slope(z, head)
+        own = z.gather(-1, target[:, None]).squeeze(-1)
+        logp = own - softmax_(z)
+        _toward_target(z, target, torch.ones_like(own), slope, head)
         return logp
 
     @staticmethod
