@@ -252,3 +252,27 @@ def test_nothing_is_left_of_a_watchdog_that_closed(tmp_path: Path) -> None:
     (backstop,) = (each for each in began if "backstop" in " ".join(each.cmdline()))
     dog.close()
     assert not backstop.is_running()
+
+
+@pytest.mark.parametrize(
+    ("before", "backstops"),
+    [
+        ("import ipykernel", 1),
+        ("from IPython.core.interactiveshell import InteractiveShell as S; S.instance()", 0),
+        ("sys.ps1 = '>>> '", 0),
+    ],
+)
+def test_only_a_session_that_a_user_types_into_has_no_backstop(
+    before: str, backstops: int, tmp_path: Path
+) -> None:
+    """A program that imports a notebook's kernel, as a runner of notebooks does, is no session."""
+    program = f"""
+import pathlib, psutil, sys
+from groupwise.training.monitor.watchdog import Watchdog
+{before}
+dog = Watchdog(pathlib.Path({str(tmp_path)!r}), limit_s=60.0, stop=True, log=print)
+print("children", len(psutil.Process().children()))
+dog.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert f"children {backstops}\n" in done.stdout, done.stderr

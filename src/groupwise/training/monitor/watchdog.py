@@ -219,7 +219,9 @@ def _catches(process: int, number: int) -> bool:
 
 def _interactive() -> bool:
     """Whether ending the process would take a user's notebook with it."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return hasattr(sys, "ps1") or shell is not None
 
 
 def make_watchdog(config: Config, run_log: RunLog, *, progress: Progress) -> Watchdog:
