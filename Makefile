@@ -119,14 +119,28 @@ study-models: .venv/.runtime
 	$(BIN)/python studies/softrank/tasks.py
 	for task in lists long-answers sharpening knights-knaves countdown; do \
 	    $(BIN)/groupwise sft studies/softrank/$$task-base.toml --output runs/study/$$task/sft || exit 1; done
+	$(BIN)/groupwise sft studies/softrank/large-base.toml --output runs/study/large
+	$(BIN)/groupwise sample bundled --recipe word-problems -n 32 --prompts 2048 --output runs/study/samples.jsonl
+	$(BIN)/python studies/softrank/strata.py runs/study/samples.jsonl
 
 compare-plan = $(BIN)/groupwise compare --plan $$plan --import studies/softrank/candidates.py \
     --import studies/softrank/noise.py --output studies/softrank/results/$$(basename $$plan .toml) || exit 1;
 
-# EDITION=second runs the second edition, third its third part, estimators the search for an estimator.
+# Advantages of the fourth part's factorial.
+cells = raw,softrank,successes,right_by_sd,right_by_batch_rate,right_by_batch_sd,centered,softrank_centered,$\
+    maxrl,zscore,centered_by_batch_rate,batch_zscore
+
+# EDITION=second runs the second edition, third and fourth its further parts, estimators the search for an
+# estimator.
 study-runs: .venv/.runtime
 ifneq ($(EDITION),)
 	for plan in studies/softrank/plans/$(EDITION)/*.toml; do $(compare-plan) done
+ifeq ($(EDITION),fourth)
+	$(BIN)/python studies/softrank/moved.py
+	$(BIN)/groupwise variance word-problems --import studies/softrank/candidates.py --prompts 128 --batches 32 \
+	    --advantages $(cells) --set algorithm.weighting.name=group_token_mean --set prompts_per_step=8 \
+	    --json studies/softrank/results/fourth-variance.json
+endif
 else
 	for plan in studies/softrank/plans/*.toml; do $(compare-plan) done
 endif
@@ -135,6 +149,7 @@ study: .venv/.runtime
 	$(BIN)/python studies/softrank/page.py
 	$(BIN)/python studies/softrank/second.py
 	$(BIN)/python studies/softrank/third.py
+	$(BIN)/python studies/softrank/fourth.py
 	$(BIN)/python studies/softrank/estimators.py
 	$(BIN)/python studies/softrank/figures.py
 

@@ -1,9 +1,10 @@
-"""Candidates for an estimator that beats GRPO and SoftRank, for `--import`.
+"""Estimators that the library lacks, for `--import`: candidates, and cells of a factorial.
 
     groupwise compare --import studies/softrank/candidates.py --plan …
 
-`estimators.md` says why each should win. Rows share clip and normaliser with `softrank`, so that
-only the advantage differs. Advantages are [prompt, group] and 0 where not judged.
+`estimators.md` says why each candidate should beat GRPO and SoftRank; the last four advantages are
+cells of the fourth part's factorial. Rows share clip and normaliser with `softrank`, so that only
+the advantage differs. Advantages are [prompt, group] and 0 where not judged.
 """
 
 from __future__ import annotations
@@ -100,6 +101,50 @@ def floored(rewards: Tensor, valid: Tensor | None = None) -> Tensor:
     r, v = judged(rewards, valid)
     lowest = torch.where(v, r, torch.inf).amin(-1, keepdim=True)
     return torch.where(v, r - torch.where(has_signal(r, v), lowest, 0), 0)
+
+
+@ADVANTAGES.register
+@breaks("zero_without_signal")
+def right_by_sd(rewards: Tensor, valid: Tensor | None = None) -> Tensor:
+    """0/1 rewards over the deviation of their group: A_i = r_i / √(p(1 − p)), 0 where p is 0 or 1.
+
+    `zscore` without its baseline.
+    """
+    r, v = judged(rewards, valid)
+    return _over(r, std(r, v, ddof=0), v & has_signal(r, v))
+
+
+@ADVANTAGES.register
+@breaks("zero_without_signal", "prompts_independent")
+def right_by_batch_rate(rewards: Tensor, valid: Tensor | None = None) -> Tensor:
+    """0/1 rewards over the pass rate of the batch: A_i = r_i / p."""
+    r, v = judged(rewards, valid)
+    return _over(r, mean(r.flatten(), v.flatten()), v)
+
+
+@ADVANTAGES.register
+@breaks("zero_without_signal", "prompts_independent")
+def right_by_batch_sd(rewards: Tensor, valid: Tensor | None = None) -> Tensor:
+    """0/1 rewards over the deviation of the batch: A_i = r_i / √(p(1 − p)), p of the batch.
+
+    `batch_zscore` without its baseline.
+    """
+    r, v = judged(rewards, valid)
+    return _over(r, std(r.flatten(), v.flatten(), ddof=0), v)
+
+
+@ADVANTAGES.register
+@breaks("prompts_independent")
+def centered_by_batch_rate(rewards: Tensor, valid: Tensor | None = None) -> Tensor:
+    """The reward minus the mean of its group, over that of the batch: `maxrl` with its p."""
+    r, v = judged(rewards, valid, least=2, name="centered_by_batch_rate")
+    return _over(r - mean(r, v), mean(r.flatten(), v.flatten()), v & has_signal(r, v))
+
+
+def _over(values: Tensor, below: Tensor, where: Tensor) -> Tensor:
+    """Values over something where both are to be used, and 0 elsewhere."""
+    used = where & (below > 0)
+    return torch.where(used, values / torch.where(used, below, 1), 0)
 
 
 for name in ("softrank_adaptive", "softrank_shrunk", "james_stein", "anchored_zscore", "floored"):

@@ -18,6 +18,7 @@ import numpy as np
 import sealed
 from conditions import LONG, PARTS, REINFORCE, TAUS, done, joined, read_third
 from corrections import GRPO, PAPER, at
+from fourth_pictures import equal_norm, learning_rates, mechanism
 from measured import Task, read_task
 from pictures import ARMS, DARK, LIGHT, Palette, draw_curve, legend, sheet, with_bars
 from second import FACTORIAL, MECHANISM, RATES, SETTINGS, primary, read_second, spoken
@@ -283,6 +284,7 @@ FIGURES: dict[str, Callable[[Palette], Any]] = {
     **{f"softrank-{name}": partial(task_curves, name=name) for name in CURVES},
     **{f"second-{name}": partial(rates, name=name) for name in SETTINGS},
     "dose": dose, "forest": forest, "curves": curves, "factorial": factorial, "heat": heat,
+    "learning-rates": learning_rates, "equal-norm": equal_norm, "mechanism": mechanism,
     "heat-sealed": heat_sealed,
 }  # fmt: skip
 

@@ -13,6 +13,8 @@ from groupwise.evaluation import Estimate, SeedDifference, paired_seeds
 
 Factors = Mapping[str, tuple[bool, bool]]
 Figures = Mapping[str, Mapping[int, float]]
+Weights = Mapping[str, float]
+"""Of the arms in a linear contrast."""
 
 ADVANTAGES = {"softrank": "softrank", "reinforce": "raw", "maxrl": "maxrl", "dr_grpo": "centered"}
 """The advantage of every arm, as the stored measurement of gradients names it."""
@@ -65,6 +67,19 @@ def differences(figures: Figures, factors: Factors, factor: int) -> list[float]:
         for wanted in (True, False)
     }
     return [float(a - b) for a, b in zip(means[True], means[False], strict=True)]
+
+
+def sides(figures: Figures, weights: Weights) -> tuple[list[float], list[float]]:
+    """Per seed that all arms share, the positive and the negative part of a linear contrast."""
+    seeds = sorted(set.intersection(*({*figures[arm]} for arm in weights)))
+    first, second = (
+        [
+            sum(sign * w * figures[arm][seed] for arm, w in weights.items() if sign * w > 0)
+            for seed in seeds
+        ]
+        for sign in (1, -1)
+    )
+    return first, second
 
 
 def over_training(task: Task, arm: str, key: str) -> dict[int, float]:

@@ -79,13 +79,15 @@ def legend(axes: Any, palette: Palette, **more: Any) -> None:
 
 
 def with_bars(
-    axes: Any, places: Sequence[float], found: Sequence[Estimate], *, colour: str, label: str
-) -> None:
-    """Means in percent, joined by a line, with their intervals."""
+    axes: Any, places: Sequence[float], found: Sequence[Estimate], *, colour: str, label: str,
+    line: str = "-",
+) -> None:  # fmt: skip
+    """Means in percent, joined by a line where there is one, with their intervals."""
     middle, low, high = (
         100 * np.array([getattr(e, end) for e in found]) for end in ("value", "low", "high")
     )
-    axes.plot(places, middle, marker="o", markersize=4, color=colour, label=label, linewidth=1.6)
+    axes.plot(places, middle, marker="o", markersize=4, color=colour, label=label, linewidth=1.6,
+              linestyle=line)  # fmt: skip
     axes.vlines(places, low, high, color=colour, linewidth=1.2, alpha=0.7)
 
 

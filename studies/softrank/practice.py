@@ -17,7 +17,10 @@ from conditions import (
     slope,
 )
 from corrections import GRPO, PAPER, at
+from fourth_design import GRID_RATES, read_fourth
+from fourth_results import areas_of
 from measured import Task, read_task
+from rates import at_best
 from second import RATES, read_second
 from third import contrasted
 from words import listed, points
@@ -60,6 +63,23 @@ def at_the_rates() -> list[str]:
             f"{points(again.difference)} pp, and {PAPER} is {side(again)} {GRPO}"
         )
     return parts
+
+
+def best_rates() -> list[str]:
+    """What is left of the difference where each arm has the rate that suits it best."""
+    task = read_fourth().get("rates")
+    if task is None:
+        return []
+    found = at_best(areas_of(task), (PAPER, GRPO), GRID_RATES)
+    result = paired_seeds(*found.sides)
+    rates = [
+        " and ".join(f"{each:g}" for each in sorted({pair[i] for pair in found.rates}))
+        for i in (0, 1)
+    ]
+    return [
+        f"Each at the best of {len(GRID_RATES)} rates ({PAPER} at {rates[0]}, {GRPO} at "
+        f"{rates[1]}), {PAPER} is {side(result)} {GRPO} ({points(result.difference)} pp)"
+    ]
 
 
 def weights() -> list[str]:
@@ -145,5 +165,6 @@ def groups() -> list[str]:
 def advice() -> str:
     """One paragraph."""
     return " ".join(
-        f"{part}." for part in [*at_the_rates(), *groups(), *settings(), *noisy(), *weights()]
+        f"{part}."
+        for part in [*at_the_rates(), *best_rates(), *groups(), *settings(), *noisy(), *weights()]
     )

@@ -37,6 +37,7 @@ from corrections import GRPO, PAPER, at
 from coverage import DRAWS, against_itself, coverage
 from design import power
 from measured import RESULTS, Task, read_task
+from mediators import sides
 from second import MECHANISM, RATES, STEPS, averaged
 from words import bullets, listed, percent, picture, points, signed, table, wrapped
 
@@ -74,14 +75,7 @@ class Found:
 def contrasted(task: Task, contrast: Contrast) -> tuple[list[float], list[float]]:
     """Per seed, the positive and the negative part of a linear contrast."""
     areas = {arm: task.values(arm, "area") for arm in contrast.weights}
-    sides = [
-        [
-            sum(sign * w * areas[arm][seed] for arm, w in contrast.weights.items() if sign * w > 0)
-            for seed in SEEDS
-        ]
-        for sign in (1, -1)
-    ]
-    return sides[0], sides[1]
+    return sides(areas, contrast.weights)
 
 
 def primary(tasks: Mapping[str, Task]) -> dict[str, list[Found]]:

@@ -179,6 +179,12 @@ def test_the_check_of_a_step_starts_no_run_at_a_tracker(
     monkeypatch.setitem(TRACKERS, "wandb", tracker)
     checks = looked(model, tmp_path / "run", "logging.trackers=['wandb']")
     assert checks["a step at learning rate 0"].passed and begun == []
+    assert checks["trackers"].passed
+
+
+def test_a_tracker_that_does_not_exist_is_found_before_the_run(tmp_path: Path) -> None:
+    check = looked(tmp_path / "no model", tmp_path / "run", "logging.trackers=['wandbe']")
+    assert check["trackers"].passed is False and "did you mean wandb?" in check["trackers"].found
 
 
 @pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import typing
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -15,8 +15,7 @@ from groupwise.errors import UsageError
 from groupwise.kernels.interface import BACKENDS
 from groupwise.models.loading import DTYPES
 from groupwise.rollouts.engines.registry import ENGINES
-from groupwise.settings.sections import EngineSettings, LoggingSettings, ModelSettings
-from groupwise.training.monitor.trackers import TRACKERS
+from groupwise.settings.sections import ModelSettings
 
 RECIPE = """
 steps = 80
@@ -299,15 +298,19 @@ def test_a_model_is_evaluated_in_the_format_it_is_trained_in() -> None:
     assert evaluation.evaluation.prompts == training.evaluation.prompts == 1319
 
 
-def test_the_names_that_settings_offer_are_those_of_the_registries() -> None:
-    """Settings stand below what they name, so both have a list."""
-    offered = {
-        "engine": EngineSettings.model_fields["name"].annotation,
-        "kernels": ModelSettings.model_fields["kernels"].annotation,
-        "trackers": get_args(LoggingSettings.model_fields["trackers"].annotation)[0],
-    }
-    known = {"engine": ENGINES, "kernels": BACKENDS, "trackers": TRACKERS}
-    assert {name: set(get_args(kind)) for name, kind in offered.items()} == {
-        name: set(registry) for name, registry in known.items()
-    }
+@pytest.mark.parametrize(
+    "setting, registry", [("engine.name", ENGINES), ("model.kernels", BACKENDS)]
+)
+def test_the_registry_is_the_one_list_of_names(
+    setting: str, registry: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section, _, name = setting.partition(".")
+    named = ", ".join(sorted(registry))
+    with pytest.raises(UsageError, match=rf"{setting} = 'mine': no such .*known: {named}\."):
+        build({section: {name: "mine"}})
+    monkeypatch.setitem(registry, "mine", pytest.fail)
+    assert getattr(getattr(build({section: {name: "mine"}}), section), name) == "mine"
+
+
+def test_every_dtype_that_settings_offer_is_known() -> None:
     assert set(get_args(ModelSettings.model_fields["dtype"].annotation)) < set(DTYPES)

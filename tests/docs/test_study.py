@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,17 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from groupwise.algorithms import ALGORITHMS
-from groupwise.algorithms.advantages import ADVANTAGES
 from groupwise.experiments import Result, make_plan, read_plan
 from groupwise.experiments.plan import toml
 from groupwise.prompts.generators.word_problems import problem
-from groupwise.rewards import REWARDS
 from groupwise.rewards.builtin.countdown import countdown, solves
 from groupwise.rewards.builtin.rouge import rouge
 from groupwise.rewards.math.reward import exact_answer
+from study_scripts import STUDY, modules
 
-STUDY = Path(__file__).parents[2] / "studies" / "softrank"
 NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "page",
          "mediators", "second", "noise", "conditions", "coverage", "third", "sealed", "figures",
          "practice")  # fmt: skip
@@ -32,12 +28,7 @@ NAMES = ("tasks", "words", "design", "measured", "corrections", "pictures", "pag
 
 @pytest.fixture
 def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """The study's scripts as modules; they and their reward are gone again afterwards."""
-    monkeypatch.syspath_prepend(str(STUDY))
-    monkeypatch.setattr(REWARDS, "_functions", {**REWARDS._functions})
-    yield {name: importlib.import_module(name) for name in NAMES}
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    yield from modules(monkeypatch, NAMES)
 
 
 def test_the_page_is_what_the_results_make_of_it(study: dict[str, ModuleType]) -> None:
@@ -216,14 +207,8 @@ def test_worked_answers_are_what_the_tasks_say(
 
 @pytest.fixture
 def search(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The study's `estimators`; its rows and functions are gone again afterwards."""
-    monkeypatch.syspath_prepend(str(STUDY))
-    monkeypatch.setattr(ALGORITHMS, "_rows", {**ALGORITHMS._rows})
-    monkeypatch.setattr(ADVANTAGES, "_functions", {**ADVANTAGES._functions})
-    monkeypatch.setattr(REWARDS, "_functions", {**REWARDS._functions})
-    yield importlib.import_module("estimators")
-    for name in (*NAMES, "candidates", "estimators"):
-        sys.modules.pop(name, None)
+    for found in modules(monkeypatch, ["estimators"]):
+        yield found["estimators"]
 
 
 def test_the_page_of_the_search_is_what_its_results_make_of_it(search: ModuleType) -> None:

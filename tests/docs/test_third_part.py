@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +14,15 @@ import pytest
 
 from groupwise.experiments import Plan, Result, read_plan
 from groupwise.experiments.plan import toml
-from groupwise.rewards import REWARDS
+from study_scripts import STUDY, modules
 
-STUDY = Path(__file__).parents[2] / "studies" / "softrank"
 NAMES = ("words", "design", "measured", "corrections", "pictures", "mediators", "second", "noise",
          "conditions", "coverage", "third", "sealed", "figures", "practice")  # fmt: skip
 
 
 @pytest.fixture
 def study(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
-    """The study's scripts as modules; they and their reward are gone again afterwards."""
-    monkeypatch.syspath_prepend(str(STUDY))
-    monkeypatch.setattr(REWARDS, "_functions", {**REWARDS._functions})
-    yield {name: importlib.import_module(name) for name in NAMES}
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    yield from modules(monkeypatch, NAMES)
 
 
 def test_page_and_plans_are_what_the_scripts_make(study: dict[str, ModuleType]) -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.kernels import add_low_rank, using
-from groupwise.kernels.adapter import BLOCK
+from groupwise.kernels import Reference, add_low_rank, using
 from groupwise.kernels.interface import BACKENDS
+from groupwise.kernels.reference import BLOCK
 
 
 def plain(base: Tensor, x: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
@@ -36,6 +36,30 @@ def test_output_and_gradients_are_those_of_the_layers(
     for one, other in zip(*found, strict=True):
         assert one is not None and other is not None and one.dtype == other.dtype
         assert (one - other).norm() <= rounding * other.norm()
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs", "rank"), [(1, 1, 1, 1), (65, 300, 33, 17), (130, 15, 70, 65)]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_compute_what_their_definition_does(
+    dtype: torch.dtype, rows: int, inputs: int, outputs: int, rank: int
+) -> None:
+    """In sizes that fill no tile, with and without what the product is added to."""
+    torch.manual_seed(0)
+    x, onto = torch.randn(rows, inputs).to(dtype), torch.randn(rows, outputs).to(dtype)
+    a, b, inner = torch.randn(rank, inputs), torch.randn(outputs, rank), torch.randn(rows, rank)
+    own, reference = BACKENDS["auto"](), Reference()
+    for given in (onto, None):
+        found = own.low_rank(x, a, b, onto=given, scaling=0.3)
+        wanted = reference.low_rank(x, a, b, onto=given, scaling=0.3)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.dtype == other.dtype
+            rounding = 1e-5 if one.dtype == torch.float32 else 2**-7
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=rounding)
+    found = own.low_rank_gradient(inner, x, scaling=0.3)
+    wanted = reference.low_rank_gradient(inner, x, scaling=0.3)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
 
 
 def test_nothing_but_its_input_is_kept_of_the_size_of_the_rows() -> None:

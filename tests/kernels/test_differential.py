@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from groupwise.kernels import GroupCache, LayerCache, Reference, active, onednn, using
+from groupwise.kernels import Affine, GroupCache, LayerCache, Reference, active, onednn, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import PackedLinear as Linear
@@ -52,8 +52,8 @@ def test_a_product_is_the_product(rows: int, columns: int, depth: int) -> None:
         (Linear(weight, None)(x), plain),
         (Linear(weight, bias)(x), plain + bias),
         (Linear(weight, bias)(x, onto=onto), plain + bias + onto),
-        (Linear(weight, bias, gate=(gate, of_gate))(x), gated * (plain + bias)),
-        (Linear(weight, None, gate=(gate, of_gate))(x, onto=onto), gated * plain + onto),
+        (Linear(weight, bias, gate=Affine(gate, of_gate))(x), gated * (plain + bias)),
+        (Linear(weight, None, gate=Affine(gate, of_gate))(x, onto=onto), gated * plain + onto),
     ):
         assert found.shape == wanted.shape
         assert gap(found, wanted) < 2e-6
@@ -63,12 +63,12 @@ def test_the_activation_of_any_number() -> None:
     """Far below nought it is nothing, where e^-x is more than a float32 holds."""
     x = torch.tensor([-1e30, -1e4, -200, -100, -89, -88.5, -20, -1, 0, 1, 20, 89, 200, 1e4])
     one = torch.ones(1, 1)
-    found = Linear(torch.zeros(1, 1), torch.ones(1), gate=(one, None))(x[:, None])[:, 0]
+    found = Linear(torch.zeros(1, 1), torch.ones(1), gate=Affine(one, None))(x[:, None])[:, 0]
     # Not one of the last, where up · 0 is none.
     torch.testing.assert_close(found[1:], F.silu(x[1:].double()).float(), rtol=5e-7, atol=1e-30)
     assert abs(found[0].item()) < 1e-6
     spread = torch.linspace(-80, 80, 10001)
-    found = Linear(torch.zeros(1, 1), torch.ones(1), gate=(one, None))(spread[:, None])[:, 0]
+    found = Linear(torch.zeros(1, 1), torch.ones(1), gate=Affine(one, None))(spread[:, None])[:, 0]
     wanted = F.silu(spread.double())
     assert ((found - wanted) / wanted)[wanted != 0].abs().max() < 5e-7
 
@@ -117,7 +117,7 @@ def test_a_product_in_16_bits_is_rounded_once(rows: int, outputs: int, inputs: i
     assert found.dtype == torch.bfloat16 and (found != wanted).float().mean() < 0.01
     torch.testing.assert_close(found, wanted, atol=0.06, rtol=0.02)
     gate = numbers(outputs, inputs).bfloat16()
-    found = Linear(weight, bias, gate=(gate, None))(x)
+    found = Linear(weight, bias, gate=Affine(gate, None))(x)
     product = F.linear(x.double(), gate.double()).bfloat16()
     wanted = F.silu(product) * exact.bfloat16()
     assert (found != wanted).float().mean() < 0.01
@@ -443,7 +443,7 @@ def everything() -> list[Tensor]:
         lengths=(11, 7) * 20, ages=(18, 3) * 20, rows=tuple(range(120)), heads=8, dim=64
     )
     found, _ = both(decode, given, window=None, scaling=0.25)
-    gated = Linear(weight, None, gate=(weight, None))
+    gated = Linear(weight, None, gate=Affine(weight, None))
     drawn = draw_tokens(x, torch.linspace(0, 1, 300).double(), temperature=1.0)
     return [Linear(weight, None)(x), gated(x), rms_norm(x, weight[0], 1e-5), *drawn, *found]
 
@@ -476,7 +476,7 @@ def test_threads_of_python_do_not_hinder_each_other() -> None:
 def test_a_row_does_not_depend_on_its_company() -> None:
     """To the bit: a completion is the same whoever is written beside it."""
     x, weight = numbers(19, 96), numbers(40, 96, seed=1)
-    linear = Linear(weight, None, gate=(weight, None))
+    linear = Linear(weight, None, gate=Affine(weight, None))
     whole = linear(x)
     for row in range(19):
         assert torch.equal(linear(x[row : row + 1])[0], whole[row])

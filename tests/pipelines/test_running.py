@@ -90,8 +90,9 @@ def at(file: Path, output: Path, *overrides: str) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def finished(file: Path) -> Path:
-    output = file.parent / "whole"
-    run_pipeline(at(file, output), progress=Quiet())
+    output, progress = file.parent / "whole", Quiet()
+    run_pipeline(at(file, output), progress=progress)
+    assert not [line for line in progress.said if "has no checkpoint" in line]
     return output
 
 

@@ -49,9 +49,10 @@ def test_a_run_inside_the_folders_of_another_is_refused(inside: str, tmp_path: P
     with pytest.raises(UsageError, match=r"lies in \w+/ of the run '.*outer', which replaces"):
         RunLock(tmp_path / "outer" / inside)
     assert not (tmp_path / "outer" / inside / ".lock").exists()
-    (tmp_path / "link").symlink_to(tmp_path / "outer")
+    (tmp_path / "outer" / inside).mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "outer" / inside)
     with pytest.raises(UsageError, match="of the run"):
-        RunLock(tmp_path / "link" / inside)
+        RunLock(tmp_path / "link")
     RunLock(tmp_path / "outer" / "beside").close()
 
 
@@ -100,12 +101,13 @@ def test_a_file_of_the_name_of_a_plan_is_not_an_experiment(tmp_path: Path) -> No
 
 
 def test_a_demonstration_deletes_its_own_runs_only(tmp_path: Path) -> None:
-    for name in (".demo", "grpo-seed0/metrics.jsonl", "thesis/grpo-seed0.txt", "report.html"):
+    mine = {".demo", "thesis/grpo-seed0.txt", "grpo-seed0-mine/notes.txt", "report.html"}
+    for name in (*mine, "grpo-seed0/metrics.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("mine")
     _emptied(tmp_path)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {".demo", "thesis/grpo-seed0.txt", "report.html"}
+    assert left == mine
 
 
 def test_a_model_folder_is_not_a_run(tmp_path: Path) -> None:
@@ -121,18 +123,34 @@ def test_supervised_training_does_not_write_over_another_model(tmp_path: Path) -
     assert (tmp_path / "README.md").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", ".config.json.new", ".lock"])
-def test_links_in_a_run_directory_are_not_followed(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".config.json.new"])
+def test_links_in_a_run_directory_are_replaced(name: str, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.write_text("mine")
     folder = tmp_path / "run"
     RunLog(folder, settings={})
     (folder / name).symlink_to(mine)
-    with pytest.raises((RunError, UsageError), match="cannot be written|already contains"):
-        RunLock(folder)
-        RunLog(folder, settings={}, resume_at=0).step(1, {"reward": 1.0})
-        raise RunError("cannot be written: .config.json.new was replaced")
-    assert mine.read_text() == "mine"
+    RunLog(folder, settings={}, resume_at=0).step(1, {"reward": 1.0})
+    assert mine.read_text() == "mine" and not (folder / name).is_symlink()
+
+
+def test_a_log_is_not_appended_to_through_a_link(tmp_path: Path) -> None:
+    run_log = RunLog(tmp_path / "run", settings={})
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run" / "metrics.jsonl").unlink(missing_ok=True)
+    (tmp_path / "run" / "metrics.jsonl").symlink_to(tmp_path / "mine")
+    with pytest.raises(RunError, match=r"metrics.jsonl: cannot be written"):
+        run_log.step(1, {"reward": 1.0})
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_a_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(UsageError, match="cannot be written"):
+        RunLock(tmp_path / "run")
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def test_a_link_in_place_of_a_report_is_replaced(tmp_path: Path) -> None:

@@ -12,12 +12,17 @@ import torch
 
 from bandits import Bandit, Pulls, Table, bandit
 from groupwise.errors import RunError
+from groupwise.models import Policy
+from groupwise.rollouts.engines.registry import ENGINES
+from groupwise.rollouts.engines.scripted import ScriptedEngine
 from groupwise.rundir.files import read_lines
+from groupwise.settings import EngineSettings
 from groupwise.training.callbacks import Callback
 from groupwise.training.checkpoint import files as checkpoint
 from groupwise.training.evaluation import Evaluation
 from groupwise.training.trainer import Trainer
 from groupwise.types import Engine, Learner, Metrics, Source
+from small_runs import prepared
 
 
 def test_the_second_implementations_satisfy_the_protocols() -> None:
@@ -25,6 +30,19 @@ def test_the_second_implementations_satisfy_the_protocols() -> None:
     assert isinstance(engine, Engine)
     assert isinstance(Bandit(), Learner)
     assert isinstance(Pulls(engine), Source)
+
+
+def test_a_recipe_finds_a_new_engine_by_its_line_in_the_registry(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scripted(policy: Policy, settings: EngineSettings, length: int | None) -> Engine:
+        return ScriptedEngine(lambda _, sample: "a" * sample, encode=policy.tokenizer.encode)
+
+    monkeypatch.setitem(ENGINES, "scripted", scripted)
+    run = prepared(tmp_path / "run", "engine.name=scripted", "steps=2")
+    run.trainer.run()
+    run.close()
+    assert isinstance(run.engine, ScriptedEngine) and run.engine.version == 2
 
 
 @pytest.mark.parametrize("algorithm", ["softrank", "grpo", "dapo"])

@@ -225,6 +225,22 @@ def test_a_call_that_blocks_the_interpreter_ends_the_process(stopped: bool, tmp_
     assert "in match" in errors and "line 10 in <module>" in errors
 
 
+def test_a_process_whose_threads_run_is_left_alone(tmp_path: Path) -> None:
+    """For several times what a blocked one is given, without a wait."""
+    program = f"""
+import pathlib, time
+from groupwise.training.monitor.watchdog import Watchdog
+dog = Watchdog(pathlib.Path({str(tmp_path)!r}), limit_s=1.0, stop=True, grace_s=1.0, log=print)
+time.sleep(6)
+dog.close()
+print("there")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "there\n"), done.stderr
+
+
 def test_nothing_is_left_of_a_watchdog_that_closed(tmp_path: Path) -> None:
     before = set(psutil.Process().children())
     dog = watchdog(tmp_path, [])

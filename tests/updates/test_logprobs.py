@@ -141,6 +141,29 @@ def test_chunks_have_rows_for_a_card_and_fit_the_caches_of_a_cpu() -> None:
         assert first.stop == rows and last.stop == 1024
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_products_of_a_large_vocabulary_have_more_rows_than_fit_into_the_caches(
+    trained: bool,
+) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(250, 4, requires_grad=True), torch.randn(152_000, 4)
+    target, slope = torch.randint(152_000, (250,)), torch.randn(250)
+    found = []
+    for size, rows in ((None, [96, 96, 58]), (4 * 152_000 * 128, [128, 122])):
+        head = Projection(
+            weight=nn.Parameter(weight, requires_grad=trained), keep_bytes=0, chunk_bytes=size
+        )
+        assert [each.stop - each.start for each in head.chunks(250)] == rows
+        logp, _ = token_logprobs(hidden, target, head)
+        (grad,) = torch.autograd.grad((logp * slope).sum(), hidden)
+        found.append((logp.detach(), grad))
+    assert (
+        max(each.stop - each.start for each in Projection(weight=weight).pieces(slice(0, 96))) == 48
+    )
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
 def test_a_softmax_in_place_returns_its_normaliser(size: int) -> None:
     x = 20 * torch.randn(3, size)

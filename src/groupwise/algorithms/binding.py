@@ -46,11 +46,9 @@ OWN: Mapping[str, set[str]] = {
 
 POLICY = "policy"
 """The learner whose weights the engine samples from."""
-SecondLearner = Literal["critic", "token_reward"]
-"""A learner that is trained together with the policy, and its section in a recipe."""
-
-SECOND_LEARNERS: Mapping[str, SecondLearner] = {"values": "critic", "token_scores": "token_reward"}
-"""Which learner computes an input of advantages."""
+SECOND_LEARNERS: Mapping[str, str] = {"values": "critic", "token_scores": "token_reward"}
+"""Inputs of advantages that a second learner computes, with its name, which is also that of its
+section in a recipe."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,7 +218,7 @@ class BoundAlgorithm:
         return self.objective.needs | in_reward
 
     @property
-    def second_learner(self) -> SecondLearner | None:
+    def second_learner(self) -> str | None:
         """The learner beside the policy that its advantages need."""
         required = self.bound_advantage.required
         return next((name for data, name in SECOND_LEARNERS.items() if data in required), None)

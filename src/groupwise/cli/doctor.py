@@ -41,6 +41,7 @@ from groupwise.rollouts.tools.turns import turn_end, turn_frame
 from groupwise.settings import SecondLearnerSettings
 from groupwise.testing import GARBAGE, JudgesGroups, check_reward
 from groupwise.training.monitor.progress import NoProgress
+from groupwise.training.monitor.trackers import check_trackers
 from groupwise.training.prepare import prepare
 from groupwise.types import Prompt
 
@@ -119,6 +120,7 @@ def examine(config: Config | None = None, *, fit_gb: float | None = None) -> lis
             **({} if config.environment is None else {"environment": preflight.environment}),
             "reward": preflight.reward,
             **({} if config.cluster is None else {"cluster": preflight.cluster}),
+            **({"trackers": preflight.trackers} if config.logging.trackers else {}),
             "a step at learning rate 0": preflight.step,
         }
     checks: list[CheckResult] = []
@@ -354,6 +356,10 @@ class Preflight:
             f"{abs(offset):.3f} s; at least {min(found.bandwidths.values()) / 1e6:,.0f} MB/s from "
             "the driver"
         )
+
+    def trackers(self) -> str:
+        check_trackers(self.config.logging.trackers)
+        return f"{', '.join(self.config.logging.trackers)}; none is started here"
 
     def step(self) -> str:
         """Run rollouts, rewards and an update with learning rate 0, which must change nothing."""

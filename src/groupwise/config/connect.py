@@ -10,7 +10,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from groupwise.algorithms import BoundAlgorithm
-from groupwise.algorithms.binding import SecondLearner
 from groupwise.config import Config
 from groupwise.config.pool import check_limits
 from groupwise.config.preferences import compares_with_reference
@@ -43,7 +42,7 @@ from groupwise.updates.heads import Read
 MadeLearner = TypeVar("MadeLearner", bound=TorchLearner)
 
 
-def second_model(config: Config, policy: Policy, section: SecondLearner) -> Policy:
+def second_model(config: Config, policy: Policy, section: str) -> Policy:
     """The initial model of a second learner: the one that its section names, or a copy of the
     policy.
 

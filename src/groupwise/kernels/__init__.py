@@ -8,6 +8,7 @@ from groupwise.kernels import auto  # noqa: F401
 from groupwise.kernels.adapter import add_low_rank
 from groupwise.kernels.heap import keep_freed_memory
 from groupwise.kernels.interface import (
+    BACKENDS,
     COPY_LIMIT,
     Affine,
     Backend,
@@ -15,6 +16,7 @@ from groupwise.kernels.interface import (
     DecodeRows,
     GroupCache,
     LayerCache,
+    LowRank,
     Norm,
     Tree,
     active,
@@ -31,6 +33,7 @@ from groupwise.kernels.reference import (
 )
 
 __all__ = [
+    "BACKENDS",
     "COPY_LIMIT",
     "Affine",
     "Backend",
@@ -38,6 +41,7 @@ __all__ = [
     "DecoderLayer",
     "GroupCache",
     "LayerCache",
+    "LowRank",
     "Norm",
     "Reference",
     "Tree",

@@ -27,7 +27,8 @@ from groupwise.kernels.reference import Reference
 from groupwise.kernels.tree_attention import tree_attention
 
 CPP = cpu_layers.KINDS | {
-    "matmul", "draw", "prefill_attention", "tree_attention", "decode_attention", "decoder",
+    "matmul", "low_rank", "draw", "prefill_attention", "tree_attention", "decode_attention",
+    "decoder",
 }  # fmt: skip
 KERNELS = CPP | {"onednn_layers", "flex"}
 """Names of the kernels, each of which can be turned off."""
@@ -67,6 +68,19 @@ class Auto(Reference):
         if "matmul" in self.on and cpu.can_use_cpu(left, right):
             return cpu.matmul(left, right, onto=total)
         return super().add_matmul(total, left, right)
+
+    def low_rank(
+        self, x: Tensor, a: Tensor, b: Tensor, *, onto: Tensor | None, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        rows = [x] if onto is None else [x, onto]
+        if "low_rank" in self.on and cpu.can_use_low_rank(rows, [a, b]):
+            return cpu.low_rank(x, a, b, onto=onto, scaling=scaling)
+        return super().low_rank(x, a, b, onto=onto, scaling=scaling)
+
+    def low_rank_gradient(self, inner: Tensor, x: Tensor, *, scaling: float) -> Tensor:
+        if "low_rank" in self.on and cpu.can_use_low_rank([x], [inner]):
+            return cpu.low_rank_gradient(inner, x, scaling=scaling)
+        return super().low_rank_gradient(inner, x, scaling=scaling)
 
     def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         if "draw" in self.on and cpu.can_use_cpu(logits):

@@ -17,6 +17,7 @@ GFLOP/s of products on two cores of an AMD EPYC; rows x inputs → outputs:
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from groupwise.kernels import structures
 from groupwise.kernels.build import compiled, library, takes
+from groupwise.kernels.interface import Affine, LowRank
 from groupwise.kernels.structures import require
 
 LANES = 16
@@ -55,18 +57,21 @@ class PackedLinear:
 
     Args:
         weight, bias: of a layer.
-        gate: weight and bias of another layer, G and c, for silu(x · Gᵀ + c) · (x · Wᵀ + b).
+        added: by an adapter, to the product that has been rounded to the dtype of the weight.
+        gate: another layer with weight G and bias c, for silu(x · Gᵀ + c) · (x · Wᵀ + b).
 
     Raises:
-        ValueError: bfloat16 with an odd number of inputs: they are multiplied in pairs.
+        ValueError: bfloat16 with an odd number of inputs, because they are multiplied in pairs; or
+            an adapter of another size or dtype.
     """
 
     def __init__(
         self,
         weight: Float[Tensor, "outputs inputs"],
         bias: Float[Tensor, "outputs"] | None,
+        added: LowRank | None = None,
         *,
-        gate: tuple[Tensor, Tensor | None] | None = None,
+        gate: Affine | None = None,
     ) -> None:
         self.gated = gate is not None
         self.dtype, (self.columns, self.depth) = weight.dtype, weight.shape
@@ -74,17 +79,19 @@ class PackedLinear:
             multiplies(self.dtype), "weights must be float32, or bfloat16 where it has products"
         )
         require(self.dtype == torch.float32 or self.depth % 2 == 0, "inputs must be even")
-        parts = [(weight, bias)] if gate is None else [gate, (weight, bias)]
+        own = Affine(weight, bias, added)
+        parts = [own] if gate is None else [gate, own]
         size = PANEL // len(parts)
         panels = -(-self.columns // size)
         # Two numbers of 16 bits, which are multiplied together, are moved as one of 32.
         self.weight = torch.zeros(panels, self.depth * weight.element_size() // 4, PANEL)
         self.bias = torch.zeros(panels, PANEL)
-        for first, (each, of_each) in zip(range(0, PANEL, size), parts, strict=True):
-            words = each.detach().contiguous().view(torch.float32)
+        for first, each in zip(range(0, PANEL, size), parts, strict=True):
+            words = each.weight.detach().contiguous().view(torch.float32)
             _pack(words, self.weight[..., first : first + size])
-            if of_each is not None:
-                _pack(of_each.detach(), self.bias[..., first : first + size])
+            if each.bias is not None:
+                _pack(each.bias.detach(), self.bias[..., first : first + size])
+        self.a, self.b = _packed_adapters(parts, panels=panels)
 
     def __call__(
         self,
@@ -105,13 +112,15 @@ class PackedLinear:
         call.x, call.rows, call.out = x.data_ptr(), len(x), out.data_ptr()
         call.onto = None if onto is None else onto.data_ptr()
         call.threads = torch.get_num_threads()
-        typed("linear", x)(ctypes.byref(call))
+        if typed("linear", x)(ctypes.byref(call)):
+            raise MemoryError(f"a product of {len(x)} rows: out of memory")
         return out
 
     def structure(self) -> structures.Linear:
         """The weight, for a call."""
         return structures.Linear(
             weight=self.weight.data_ptr(), bias=self.bias.data_ptr(),
+            a=self.a.data_ptr(), b=self.b.data_ptr(), rank=self.b.shape[1],
             depth=self.depth, columns=self.columns, gated=self.gated,
         )  # fmt: skip
 
@@ -123,6 +132,31 @@ def _pack(x: Float[Tensor, "columns *rest"], panels: Float32[Tensor, "panels *re
     panels[:whole] = x[: whole * size].unflatten(0, (whole, size)).movedim(1, -1)
     if left:
         panels[whole, ..., :left] = x[-left:].movedim(0, -1)
+
+
+def _packed_adapters(
+    parts: Sequence[Affine], *, panels: int
+) -> tuple[Float32[Tensor, "of_rank inputs 32"], Float32[Tensor, "panels rank 32"]]:
+    """A and B of the adapters of layers that share their panels. The rank is the sum of theirs, and
+    the columns of a layer have zeros where another layer's inner product stands."""
+    outputs, inputs = parts[0].weight.shape
+    there = [each.added for each in parts if each.added is not None]
+    for each in there:
+        require(
+            {each.a.dtype, each.b.dtype} == {torch.float32}
+            and each.a.shape[1] == inputs
+            and each.b.shape == (outputs, len(each.a)),
+            "an adapter must be float32 and have the size of its layer",
+        )
+    rank, end, size = sum(len(each.a) for each in there), 0, PANEL // len(parts)
+    a, b = torch.zeros(-(-rank // PANEL), inputs, PANEL), torch.zeros(panels, rank, PANEL)
+    if there:
+        _pack(torch.cat([each.a.detach() for each in there]), a)
+    for first, each in zip(range(0, PANEL, size), (part.added for part in parts), strict=True):
+        if each is not None:
+            start, end = end, end + len(each.a)
+            _pack(each.b.detach() * each.scaling, b[:, start:end, first : first + size])
+    return a, b
 
 
 def can_use_cpu(*tensors: Tensor) -> bool:
@@ -243,6 +277,63 @@ def draw_tokens(
     ):  # fmt: skip
         raise MemoryError(f"tokens of {list(logits.shape)} logits: out of memory")
     return tokens, logp
+
+
+def can_use_low_rank(rows: Sequence[Tensor], factors: Sequence[Tensor]) -> bool:
+    """Whether the products of an adapter are computed by kernels: rows of one dtype, and float32
+    factors."""
+    return (
+        len({x.dtype for x in rows}) == 1
+        and rows[0].dtype in TYPES
+        and all(takes(x) and x.device.type == "cpu" for x in rows)
+        and can_use_cpu(*factors)
+    )
+
+
+def low_rank(
+    x: Float[Tensor, "rows inputs"],
+    a: Float32[Tensor, "rank inputs"],
+    b: Float32[Tensor, "outputs rank"],
+    *,
+    onto: Float[Tensor, "rows outputs"] | None,
+    scaling: float,
+) -> tuple[Float[Tensor, "rows outputs"], Float32[Tensor, "rows rank"]]:
+    """onto + scaling · (x · aᵀ) · bᵀ, with float32 sums, and x · aᵀ. Records no gradient."""
+    require(x.shape[1] == a.shape[1] and b.shape[1] == len(a), "factors must fit each other")
+    require(onto is None or onto.shape == (len(x), len(b)), "`onto` must fit the product")
+    (packed_a, packed_b), x = _packed_factors(a, b), x.contiguous()
+    onto = None if onto is None else onto.contiguous()
+    out, inner = x.new_empty(len(x), len(b)), a.new_empty(len(x), len(a))
+    call = structures.LowRank(
+        x.data_ptr(), packed_a.data_ptr(), packed_b.data_ptr(),
+        None if onto is None else onto.data_ptr(), out.data_ptr(), inner.data_ptr(),
+        *x.shape, len(a), len(b), torch.get_num_threads(), scaling,
+    )  # fmt: skip
+    typed("low_rank", *([x] if onto is None else [x, onto]))(ctypes.byref(call))
+    return out, inner
+
+
+def low_rank_gradient(
+    inner: Float32[Tensor, "rows rank"], x: Float[Tensor, "rows columns"], *, scaling: float
+) -> Float32[Tensor, "rank columns"]:
+    """scaling · innerᵀ · x, with float32 sums. Records no gradient."""
+    require(len(inner) == len(x), "factors must have the same rows")
+    inner, x = inner.contiguous(), x.contiguous()
+    out = inner.new_empty(inner.shape[1], x.shape[1])
+    call = structures.LowRankGradient(
+        inner.data_ptr(), x.data_ptr(), out.data_ptr(), len(x), *out.shape,
+        torch.get_num_threads(), scaling,
+    )  # fmt: skip
+    typed("low_rank_gradient", x)(ctypes.byref(call))
+    return out
+
+
+def _packed_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both factors as panels of 32 columns."""
+    packed = [torch.zeros(-(-len(x) // PANEL), x.shape[1], PANEL) for x in (a, b)]
+    for each, panels in zip((a, b), packed, strict=True):
+        _pack(each.detach(), panels)
+    return packed[0], packed[1]
 
 
 def can_use_attention(query: Tensor, key: Tensor, value: Tensor, *, softcap: float | None) -> bool:

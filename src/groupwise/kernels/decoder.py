@@ -21,7 +21,14 @@ from torch import Tensor
 from groupwise.kernels import structures
 from groupwise.kernels.cpu import LANES, PackedLinear, rms_norm, typed
 from groupwise.kernels.decoding import cache_structure, places_structure
-from groupwise.kernels.interface import Affine, DecoderLayer, DecodeRows, LayerCache, Norm
+from groupwise.kernels.interface import (
+    Affine,
+    DecoderLayer,
+    DecodeRows,
+    LayerCache,
+    LowRank,
+    Norm,
+)
 from groupwise.kernels.structures import require
 
 
@@ -112,12 +119,8 @@ class _Layer:
     def __init__(self, layer: DecoderLayer, rotation: tuple[Tensor, Tensor]) -> None:
         self.call = {name: getattr(layer, name) for name in ("scaling", "window", "softcap")}
         joined = (layer.query, layer.key, layer.value)
-        biases = [
-            weight.new_zeros(len(weight)) if bias is None else bias.detach()
-            for weight, bias in joined
-        ]
         self.products = (
-            PackedLinear(torch.cat([weight.detach() for weight, _ in joined]), torch.cat(biases)),
+            PackedLinear(*_joined(joined)),
             PackedLinear(*layer.out),
             PackedLinear(*layer.up, gate=layer.gate),
             PackedLinear(*layer.down),
@@ -125,7 +128,7 @@ class _Layer:
         self.hidden = self.products[0].depth
         self.norms = [_copied(norm) for norm in (layer.before, layer.between, *(layer.heads or ()))]
         self.rotation, self.dim = rotation, layer.dim
-        self.heads, self.key_heads = (len(weight) // self.dim for weight, _ in joined[:2])
+        self.heads, self.key_heads = (len(each.weight) // self.dim for each in joined[:2])
         self._require_sizes()
         self.structure = structures.Layer(
             *(product.structure() for product in self.products),
@@ -179,6 +182,20 @@ class _Layer:
         threads = torch.get_num_threads()
         if kernel(ctypes.addressof(self.structure), *values, threads):
             raise MemoryError(f"a layer of {self.heads} heads: out of memory")
+
+
+def _joined(layers: Sequence[Affine]) -> Affine:
+    """Layers with the same inputs as one layer."""
+    weights, biases, adapters = [], [], []
+    for weight, bias, added in layers:
+        outputs, inputs = weight.shape
+        weights.append(weight.detach())
+        biases.append(weight.new_zeros(outputs) if bias is None else bias.detach())
+        none = torch.zeros(0, inputs), torch.zeros(outputs, 0)
+        adapters.append(none if added is None else (added.a, added.b * added.scaling))
+    a, b = torch.cat([a for a, _ in adapters]), torch.block_diag(*(b for _, b in adapters))
+    added = LowRank(a=a, b=b, scaling=1.0)
+    return Affine(torch.cat(weights), torch.cat(biases), added)
 
 
 def _copied(norm: Norm) -> Norm:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Float32, Int, Int64
@@ -193,8 +193,21 @@ class Norm:
     eps: float
 
 
-Affine = tuple[Tensor, Tensor | None]
-"""Weight [outputs, inputs] and bias of a linear layer."""
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """scaling · (x · aᵀ) · bᵀ, which an adapter adds to a linear layer; a and b are float32."""
+
+    a: Float32[Tensor, "rank inputs"]
+    b: Float32[Tensor, "outputs rank"]
+    scaling: float
+
+
+class Affine(NamedTuple):
+    """A linear layer, and what an adapter adds to it."""
+
+    weight: Float[Tensor, "outputs inputs"]
+    bias: Float[Tensor, "outputs"] | None
+    added: LowRank | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,6 +284,20 @@ class Backend(Protocol):
         left: Float[Tensor, "rows depth"],
         right: Float[Tensor, "depth columns"],
     ) -> Float[Tensor, "rows columns"]: ...
+
+    def low_rank(
+        self,
+        x: Float[Tensor, "rows inputs"],
+        a: Float[Tensor, "rank inputs"],
+        b: Float[Tensor, "outputs rank"],
+        *,
+        onto: Float[Tensor, "rows outputs"] | None,
+        scaling: float,
+    ) -> tuple[Float[Tensor, "rows outputs"], Float[Tensor, "rows rank"]]: ...
+
+    def low_rank_gradient(
+        self, inner: Float[Tensor, "rows rank"], x: Float[Tensor, "rows columns"], *, scaling: float
+    ) -> Float[Tensor, "rank columns"]: ...
 
     # Rows of logits
     def draw(

@@ -3,7 +3,7 @@ what the kernels are tested against."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TypeGuard
@@ -27,6 +27,9 @@ from groupwise.kernels.interface import (
 
 PIECE = 2**21
 """Entries of a 16-bit product that are added at once."""
+BLOCK = 256
+"""Rows of an adapter's product that are computed at once on a CPU, whose caches hold their float32
+copies."""
 
 
 class Reference:
@@ -57,14 +60,27 @@ class Reference:
             part += addend
         return total
 
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x · weight / √(mean(x²) + ε) over the last dimension, normalised in float32."""
-        wide = x.float()
-        return weight * (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+    def low_rank(
+        self, x: Tensor, a: Tensor, b: Tensor, *, onto: Tensor | None, scaling: float
+    ) -> tuple[Tensor, Tensor]:
+        """onto + scaling · (x · aᵀ) · bᵀ, computed in the dtype of a and b and returned in that of
+        `onto` or x, and x · aᵀ."""
+        out = torch.empty(
+            len(x), len(b), dtype=(x if onto is None else onto).dtype, device=x.device
+        )
+        inner = a.new_empty(len(x), len(a))
+        for part in _blocks(x):
+            inner[part] = self.matmul(x[part].to(a.dtype), a.t())
+            product = self.matmul(inner[part], b.t()).mul_(scaling)
+            out[part] = product if onto is None else product.add_(onto[part])
+        return out, inner
 
-    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
-        """silu(gate) ∘ up"""
-        return F.silu(gate) * up
+    def low_rank_gradient(self, inner: Tensor, x: Tensor, *, scaling: float) -> Tensor:
+        """scaling · innerᵀ · x, computed in the dtype of `inner`."""
+        total = inner.new_zeros(inner.shape[1], x.shape[1])
+        for part in _blocks(x):
+            total = self.add_matmul(total, inner[part].t(), x[part].to(inner.dtype))
+        return total.mul_(scaling)
 
     def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         """Inverse-CDF sampling from softmax(logits / temperature): one token per row, and its
@@ -376,6 +392,12 @@ def _softmax(scores: Tensor) -> Tensor:
     if scores.dtype in (torch.bfloat16, torch.float16):
         return scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
     return scores.softmax(-1)
+
+
+def _blocks(x: Tensor) -> Iterator[slice]:
+    """The rows of a matrix in blocks."""
+    size = BLOCK if x.device.type == "cpu" else max(1, len(x))
+    return (slice(first, first + size) for first in range(0, len(x), size))
 
 
 def accumulable_grad(weight: Tensor) -> Tensor | None:

@@ -59,8 +59,8 @@ class Linear(ctypes.Structure):
     """`Linear` of layer.h."""
 
     _fields_ = (
-        *_pointers("x weight bias onto out"),
-        *_sizes("rows depth columns gated threads"),
+        *_pointers("x weight bias a b onto out"),
+        *_sizes("rows depth columns rank gated threads"),
     )
 
 
@@ -131,7 +131,29 @@ class Layer(ctypes.Structure):
     )
 
 
-STRUCTURES = (Heads, Linear, Product, Cache, Places, Attention, Tree, Norm, Layer)
+class LowRank(ctypes.Structure):
+    """`LowRank` of low_rank.cpp."""
+
+    _fields_ = (
+        *_pointers("x a b onto out inner"),
+        *_sizes("rows depth rank columns threads"),
+        ("scaling", ctypes.c_double),
+    )
+
+
+class LowRankGradient(ctypes.Structure):
+    """`LowRankGradient` of low_rank.cpp."""
+
+    _fields_ = (
+        *_pointers("inner x out"),
+        *_sizes("rows rank columns threads"),
+        ("scaling", ctypes.c_double),
+    )
+
+
+STRUCTURES = (
+    Heads, Linear, Product, Cache, Places, Attention, Tree, Norm, Layer, LowRank, LowRankGradient,
+)  # fmt: skip
 
 
 def prepare(library: ctypes.CDLL) -> ctypes.CDLL:

@@ -67,9 +67,9 @@ def cgroups(process: Path, controller: str) -> Iterator[ControlGroup]:
 
 def _groups_and_parents(process: Path) -> Iterator[Path]:
     """Every group whose quota holds for a process."""
-    for own, mount, _ in cgroups(process, "cpu"):
-        # In some containers, only the root of the process's groups is visible.
-        folder = mount if ".." in own.parts else own
+    for folder, mount, _ in cgroups(process, "cpu"):
+        # In some containers, only the root of the process's groups is visible: `folder` is not
+        # there, and one of its parents is the mount.
         yield folder
         yield from (parent for parent in folder.parents if parent.is_relative_to(mount))
 

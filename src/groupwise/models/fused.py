@@ -67,7 +67,7 @@ class FusedBackbone:
             rotation=_rotation(
                 backbone.decoder.rotary_emb, like=norm.weight, places=torch.arange(positions)
             ),
-            head=(head.weight, head.bias) if fits else None,
+            head=Affine(head.weight, head.bias) if fits else None,
         )
         if decoder is None:
             raise ValueError("no kernel computes a decoder")
@@ -106,7 +106,16 @@ def _layer(layer: Any, call: dict[str, Any]) -> DecoderLayer:
 
 
 def _affine(linear: Any) -> Affine:
-    return linear.weight, linear.bias
+    """The weights of a linear layer, and what an adapter adds to it.
+
+    Raises:
+        ValueError: it has an adapter that the kernel does not compute.
+    """
+    if not hasattr(linear, "base_layer"):
+        return Affine(linear.weight, linear.bias)
+    from groupwise.models.low_rank import added_in_rollouts  # PEFT is there, and slow to import
+
+    return Affine(linear.base_layer.weight, linear.base_layer.bias, added_in_rollouts(linear))
 
 
 def _norm(module: Any) -> Norm:
@@ -233,16 +242,19 @@ def _require_close(found: Tensor, own: Tensor) -> None:
 
 
 def only_known_parts(backbone: Backbone) -> bool:
-    """Whether a decoder has only the parts that fused layers compute with: not so where an adapter
-    or a gate stands beside the weights, which may start at zero and show in no trial."""
+    """Whether a decoder has only the parts that fused layers compute with: not so where a gate, or
+    an adapter of another kind than LoRA, stands beside the weights, which may start at zero and
+    show in no trial."""
     try:
         return _only_known_parts(backbone.decoder, backbone)
-    except AttributeError:
+    except (AttributeError, ValueError):
         return False
 
 
 def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
-    linear = [each for layer in decoder.layers for each in _linear(layer).values()]
+    layers = [each for layer in decoder.layers for each in _linear(layer).values()]
+    adapters: set[int] = set().union(*(_of_adapter(each) for each in layers))
+    linear = [getattr(each, "base_layer", each) for each in layers]
     norms = [decoder.norm, *(norm for layer in decoder.layers for norm in _norms(layer))]
     embeddings = backbone.model.get_input_embeddings()
     used = {id(each.weight) for each in [embeddings, *norms, *linear]}
@@ -255,6 +267,7 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
         and all(
             id(parameter) in used and parameter.dtype == decoder.norm.weight.dtype
             for parameter in decoder.parameters()
+            if id(parameter) not in adapters
         )
         and not any(module._forward_hooks or module._forward_pre_hooks for module in inside)
         and all(torch.allclose(layer.mlp.act_fn(some), F.silu(some)) for layer in decoder.layers)
@@ -263,3 +276,16 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
         and rotation != "longrope"
         and sum(each.weight.nbytes for each in [*linear, backbone.head]) <= COPY_LIMIT
     )
+
+
+def _of_adapter(linear: nn.Module) -> set[int]:
+    """The ids of the parameters of an adapter, active or not.
+
+    Raises:
+        ValueError: the kernel does not compute the adapter.
+    """
+    if not hasattr(linear, "base_layer"):
+        return set()
+    _affine(linear)
+    base = linear.get_submodule("base_layer")
+    return {id(p) for p in linear.parameters()} - {id(p) for p in base.parameters()}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from peft.tuners import lora
 from torch import Tensor, nn
 
-from groupwise.kernels import add_low_rank
+from groupwise.kernels import LowRank, add_low_rank
 
 
 class _Summed:
@@ -49,11 +50,34 @@ def sum_low_rank(model: Any) -> Any:
     return model
 
 
-def _is_plain(layer: Any) -> bool:
+def _is_plain(layer: Any, dropout: tuple[type, ...] = (nn.Identity,)) -> bool:
     parts = [*layer.lora_A.values(), *layer.lora_B.values()]
     return (
         not layer.lora_variant
         and not getattr(layer, "fan_in_fan_out", False)
         and all(type(part) is nn.Linear and part.bias is None for part in parts)
-        and all(isinstance(part, nn.Identity) for part in layer.lora_dropout.values())
+        and all(type(part) in dropout for part in layer.lora_dropout.values())
     )
+
+
+def added_in_rollouts(layer: nn.Module) -> LowRank | None:
+    """What a layer of PEFT adds to its base layer in evaluation mode; None where that is nothing.
+
+    Raises:
+        ValueError: it is no low-rank adapter, or one with a bias, a variant such as DoRA, weights
+            that are not float32, or more than one adapter at once.
+    """
+    plain = type(layer) in (lora.Linear, SummedLinear) and _is_plain(
+        layer, (nn.Identity, nn.Dropout)
+    )
+    if not plain:
+        raise ValueError(f"{type(layer).__name__}: is not a plain low-rank adapter")
+    of: Any = layer
+    merged = of.disable_adapters or of.merged
+    names = [] if merged else [name for name in of.active_adapters if name in of.lora_A]
+    if not names:
+        return None
+    a, b = of.lora_A[names[0]].weight, of.lora_B[names[0]].weight
+    if len(names) > 1 or {a.dtype, b.dtype} != {torch.float32}:
+        raise ValueError("an adapter is not float32, or another one is active beside it")
+    return LowRank(a=a, b=b, scaling=of.scaling[names[0]])

@@ -175,6 +175,11 @@ def _learnt_rewards(config: Config, reward_model: str, part: str) -> list[Mappin
     return [*({**each, "weight": 0.0} for each in given), learnt]
 
 
+def _begun(config: Config) -> bool:
+    """Whether a stage has been run before, if not to its end."""
+    return (Path(config.output) / "config.json").exists()
+
+
 @stage("model", _train_config)
 def train(
     work: Any,
@@ -201,7 +206,7 @@ def train(
     rows = None if rows is None else str(_one_row_each(work, rows))
     given = {"model": model, "rows": rows, "reward_model": reward_model, "part": part, "set": set}
     config = _train_config(work, recipe=recipe, **given)
-    run = train_config(config, resume=True)
+    run = train_config(config, resume=_begun(config))
     return {"steps": config.steps, **_last_evaluation(run.evaluations)}
 
 
@@ -225,7 +230,7 @@ def distil(
     from groupwise.training.run import train_config
 
     config = _train_config(work, recipe=recipe, model=model, teacher=teacher, set=set)
-    run = train_config(config, resume=True)
+    run = train_config(config, resume=_begun(config))
     return {"steps": config.steps, **_last_evaluation(run.evaluations)}
 
 
@@ -295,7 +300,7 @@ def sft(
 
     config = _sft_config(work, recipe=recipe, model=model, rows=rows, set=set)
     if config.sft is not None:
-        fine_tune(config, resume=True)
+        fine_tune(config, resume=_begun(config))
         return {"steps": config.steps}
     loss = supervise_config(config, work.final)
     return {"loss": loss}
@@ -357,7 +362,7 @@ def prefer(
     from groupwise.training.offline.preference import prefer
 
     config = _prefer_config(work, recipe=recipe, model=model, rows=rows, set=set)
-    prefer(config, resume=True)
+    prefer(config, resume=_begun(config))
     return {"steps": config.steps}
 
 
@@ -384,7 +389,7 @@ def reward_model(
     from groupwise.training.offline.reward_model import train_reward_model
 
     config = _reward_model_config(work, recipe=recipe, model=model, rows=rows, set=set)
-    train_reward_model(config, resume=True)
+    train_reward_model(config, resume=_begun(config))
     return {"steps": config.steps}
 
 

@@ -61,7 +61,7 @@ class ModelSettings(Section):
     attention."""
     head_dtype: Literal["model", "float32"] = "model"
     """Dtype of the logits in sampler and learner; "model" uses the model's dtype."""
-    kernels: Literal["auto", "torch"] = "auto"
+    kernels: Name = "auto"
     """Compute kernels: the fastest that machine and model support ("auto"), or PyTorch
     ("torch")."""
     reference: Literal["auto", "none", "frozen"] = "auto"
@@ -180,7 +180,7 @@ class Sampling(Section):
 class EngineSettings(Section):
     """The engine that samples completions."""
 
-    name: Literal["group", "generate", "vllm"] = "group"
+    name: Name = "group"
     """Engine: "group" computes each prompt once per group, "generate" calls `generate` of
     `transformers`, "vllm" uses vLLM. The settings below, except `max_rows`, are for vLLM."""
     max_rows: Annotated[Count, FREE] = 128
@@ -378,10 +378,9 @@ class LoggingSettings(Section):
     rollouts_every: Whole = 10
     """Steps between files with complete rollouts, and between tables of completions that trackers
     receive; 0 writes none."""
-    trackers: Annotated[
-        tuple[Literal["tensorboard", "wandb", "mlflow"], ...], Field(strict=False)
-    ] = ()
-    """Experiment trackers that also receive every metric (extras `trackers` and `mlflow`)."""
+    trackers: Names = ()
+    """Experiment trackers that also receive every metric: "tensorboard" and "wandb" (extra
+    `trackers`), "mlflow" (extra `mlflow`)."""
 
 
 class AlertsSettings(Section):

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from groupwise.algorithms import BoundAlgorithm
 from groupwise.algorithms.advantages import advantage_inputs, value_targets
-from groupwise.algorithms.binding import SLOTS, SecondLearner, settings_of
+from groupwise.algorithms.binding import SLOTS, settings_of
 from groupwise.algorithms.losses import VALUE_LOSSES, WEIGHTINGS, ValueObjective
 from groupwise.algorithms.losses.values import differ, explained_variance
 from groupwise.registry import BoundFunction, spec
@@ -188,7 +188,7 @@ class CriticTrainer(SecondLearnerTrainer):
         pooled: its errors over the last steps.
     """
 
-    second: ClassVar[SecondLearner] = "critic"
+    second: ClassVar[str] = "critic"
     critic: CriticSettings = field(default_factory=CriticSettings)
     value_loss: BoundFunction
     pooled: PooledErrors = field(default_factory=PooledErrors)

@@ -15,7 +15,7 @@ import torch
 from groupwise.algorithms import BoundAlgorithm, bind
 from groupwise.algorithms.binding import POLICY
 from groupwise.config import Config
-from groupwise.config.checks import check_support, value_loss
+from groupwise.config.checks import value_loss
 from groupwise.config.connect import (
     Connected,
     Reward,
@@ -26,6 +26,7 @@ from groupwise.config.connect import (
     second_model,
 )
 from groupwise.config.data import load_eval, load_train, rendered, split_validation
+from groupwise.config.engines import check_support
 from groupwise.config.pool import judges_on_cluster
 from groupwise.config.preferences import described, method_of
 from groupwise.evaluation.measure import Measurement, measure
@@ -54,7 +55,7 @@ from groupwise.training.monitor.alerts import Alerts
 from groupwise.training.monitor.divergence_guard import DivergenceGuard
 from groupwise.training.monitor.monitor import Monitor
 from groupwise.training.monitor.progress import Progress
-from groupwise.training.monitor.trackers import make_trackers
+from groupwise.training.monitor.trackers import check_trackers, make_trackers
 from groupwise.training.monitor.watchdog import make_watchdog
 from groupwise.training.online_preferences import on_own_pairs
 from groupwise.training.process import ProcessTrainer, make_step_scorer
@@ -155,6 +156,7 @@ def prepare(
     Raises:
         UsageError: a setting, a file or the run directory cannot be used; nothing was started.
     """
+    check_trackers(config.logging.trackers)
     with ExitStack() as undo:
         select(config.model.kernels)  # before a warm-up, which trains
         if scorer is not None or not judges_on_cluster(config):

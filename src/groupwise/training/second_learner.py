@@ -11,7 +11,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from groupwise.algorithms.binding import SecondLearner
 from groupwise.training.checkpoint.files import replace_folder
 from groupwise.training.trainer import Trainer
 from groupwise.types import Batch, Metrics, ScoredGroups, StepResult, Update
@@ -26,7 +25,7 @@ class SecondLearnerTrainer(Trainer, ABC):
         freeze_policy_steps: number of initial steps that train only this learner.
     """
 
-    second: ClassVar[SecondLearner]
+    second: ClassVar[str]
     freeze_policy_steps: int = 0
 
     @abstractmethod

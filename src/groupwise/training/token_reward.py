@@ -10,7 +10,6 @@ from torch import Tensor
 
 from groupwise.algorithms.advantages.cloning import token_weights
 from groupwise.algorithms.advantages.statistics import outcome
-from groupwise.algorithms.binding import SecondLearner
 from groupwise.algorithms.losses import OutcomeObjective
 from groupwise.algorithms.losses.outcomes import token_mean
 from groupwise.training.second_learner import SecondLearnerTrainer, with_column
@@ -21,7 +20,7 @@ from groupwise.types import Batch, Metrics, ScoredGroups, Update
 class TokenRewardTrainer(SecondLearnerTrainer):
     """A run whose learners are "policy" and "token_reward"."""
 
-    second: ClassVar[SecondLearner] = "token_reward"
+    second: ClassVar[str] = "token_reward"
 
     def learn(
         self, batch: Batch, scored: ScoredGroups

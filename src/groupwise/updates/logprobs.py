@@ -18,6 +18,9 @@ CHUNK_BYTES = 30 * 2**20
 CARD_ROWS = 512
 """Rows of a chunk on a card, whose matrix products need many: 30 MiB are 48 rows of a vocabulary of
 152 thousand, and 512 rows are 296 MiB."""
+PRODUCT_ROWS = 96
+"""Rows that are multiplied at once, at least: 48, which is what fits into the caches with a
+vocabulary of 152 thousand, take a quarter to a third longer per row."""
 KEEP_BYTES = 224 * 2**20
 
 
@@ -44,7 +47,8 @@ class Projection:
         softcap: if set, logits become softcap · tanh(logits / softcap).
         temperature: of the sampler; logits are divided by it.
         chunk_bytes: size of one float32 buffer of logits besides those kept; up to two and a half
-            exist at one time. None: `chunk_bytes` of the device and the vocabulary.
+            exist at one time. None: `chunk_bytes` of the device and the vocabulary, but at least
+            `PRODUCT_ROWS` rows.
         keep_bytes: size of the buffer of probabilities kept for the backward pass; those beyond it
             are recomputed. A head that is not trained needs none of them there.
         fp32_logits: compute logits in float32 whatever the type of the factors.
@@ -77,13 +81,25 @@ class Projection:
     def chunks(self, tokens: int) -> list[slice]:
         """Rows multiplied at once: all that are kept, then the rest in chunks."""
         kept = self.kept(tokens)
-        return ([slice(0, kept)] if kept else []) + self.pieces(slice(kept, tokens))
+        return ([slice(0, kept)] if kept else []) + self.products(slice(kept, tokens))
+
+    def products(self, rows: slice) -> list[slice]:
+        """Rows multiplied at once, of those that are not kept."""
+        return _split(rows, self._size if self.chunk_bytes else max(PRODUCT_ROWS, self._size))
 
     def pieces(self, rows: slice) -> list[slice]:
-        """Rows split into chunks."""
+        """Rows for which everything else is computed at once."""
+        return _split(rows, self._size)
+
+    @property
+    def _size(self) -> int:
+        """Rows of a chunk."""
         room = self.chunk_bytes or chunk_bytes(self.weight.device.type, vocab=len(self.weight))
-        size = max(16, room // (4 * len(self.weight)) // 16 * 16)
-        return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
+        return max(16, room // (4 * len(self.weight)) // 16 * 16)
+
+
+def _split(rows: slice, size: int) -> list[slice]:
+    return [slice(i, min(i + size, rows.stop)) for i in range(rows.start, rows.stop, size)]
 
 
 Support = Callable[[slice], Bool[Tensor, "chunk vocab"]]
@@ -201,17 +217,28 @@ class _FrozenHead(torch.autograd.Function):
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
         each = HeadGradients(hidden, head, (True, False, False), added=None)
-        one = logp.new_ones(1)
-        for part in head.pieces(slice(0, len(hidden))):
-            z = _logits(hidden[part], head)
-            if support is not None:
-                z.masked_fill_(~support(part), float("-inf"))
-            slope = _softcap_slope(z, head)
-            own = z.gather(-1, target[part, None]).squeeze(-1)
-            logp[part] = own - softmax_(z)
-            each.add(part, _toward_target(z, target[part], one.expand_as(own), slope, head))
-            del z, slope
+        for rows in head.products(slice(0, len(hidden))):
+            whole = _logits(hidden[rows], head)
+            for part in head.pieces(rows):
+                z = _within(whole, rows, part)
+                if support is not None:
+                    z.masked_fill_(~support(part), float("-inf"))
+                logp[part] = _FrozenHead._differentiate_(z, target[part], head)
+                del z
+            each.add(rows, whole)
+            del whole
         ctx.save_for_backward(each.d_hidden)
+        return logp
+
+    @staticmethod
+    def _differentiate_(
+        z: Float[Tensor, "rows vocabulary"], target: Int[Tensor, "rows"], head: Projection
+    ) -> Float[Tensor, "rows"]:
+        """Log-probabilities of the targets. Logits become the gradients of these."""
+        slope = _softcap_slope(z, head)
+        own = z.gather(-1, target[:, None]).squeeze(-1)
+        logp = own - softmax_(z)
+        _toward_target(z, target, torch.ones_like(own), slope, head)
         return logp
 
     @staticmethod
@@ -263,11 +290,12 @@ class HeadGradients:
 
 def softmax_(x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows"]:
     """Softmax of every row, in place; returns log Σ eˣ."""
-    top, place = x.max(-1, keepdim=True)
+    top = x.amax(-1, keepdim=True)
     torch.softmax(x, -1, out=x)
-    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser
-    # is read off where it is most precise, at the largest logit.
-    return (top - x.gather(-1, place).log()).squeeze(-1)
+    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser is
+    # read off where it is most precise, at the largest logit, which has the largest probability.
+    # PyTorch takes longer for the place of a maximum than for two maxima.
+    return (top - x.amax(-1, keepdim=True).log()).squeeze(-1)
 
 
 def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from groupwise.config import Config, build
-from groupwise.config.checks import check_support
+from groupwise.config.engines import check_support
 from groupwise.errors import UsageError, suggest, warn
 from groupwise.integrations.trl import sampler
 from groupwise.training.monitor.trackers import TRACKERS

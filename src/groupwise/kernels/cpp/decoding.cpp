@@ -13,15 +13,6 @@
 
 namespace {
 
-// Numbers as float32: in place, or converted into scratch.
-INLINE const float *widened(const float *from, int64_t, float *) { return from; }
-INLINE const float *widened(const Narrow *from, int64_t size, float *scratch)
-{
-    for (int64_t i = 0; i < size; i++)
-        scratch[i] = wide(from[i]);
-    return scratch;
-}
-
 // Rows of one slot that see the same part of its prompt, one key head, and scratch memory for them.
 // Each row sees its own suffix up to its own time.
 //

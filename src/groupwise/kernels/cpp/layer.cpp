@@ -29,12 +29,14 @@ std::unique_ptr<Number[]> scratch(int64_t size)
     return std::unique_ptr<Number[]>(new (std::nothrow) Number[size]);
 }
 
+// All functions that return a number return 0, or 1 when out of memory.
+
 template <typename Number>
-void product(Linear<Number> l, const Number *x, int64_t rows, const Number *onto, Number *out,
+int product(Linear<Number> l, const Number *x, int64_t rows, const Number *onto, Number *out,
              int64_t threads)
 {
     l.x = x, l.rows = rows, l.onto = onto, l.out = out, l.threads = threads;
-    linear(l);
+    return linear(l);
 }
 
 // The heads of a row are contiguous, like the rows of a matrix.
@@ -49,8 +51,6 @@ void norm_heads(const Norm<Number> &norm, Number *x, int64_t rows, int64_t row, 
         rms_norm(x + r * row, norm, heads, dim, x + r * row, 1);
 }
 
-// All functions return 0, or 1 when out of memory.
-
 // Queries, keys and values of x [rows, hidden]; queries and keys rotated to their positions.
 template <typename Number>
 int before_attention(const Layer<Number> &l, const Number *x, int64_t rows, const int64_t *position,
@@ -61,7 +61,8 @@ int before_attention(const Layer<Number> &l, const Number *x, int64_t rows, cons
     if (!normed)
         return 1;
     rms_norm(x, l.before, rows, hidden, normed.get(), threads);
-    product<Number>(l.qkv, normed.get(), rows, nullptr, qkv, threads);
+    if (product<Number>(l.qkv, normed.get(), rows, nullptr, qkv, threads))
+        return 1;
     norm_heads(l.of_query, qkv, rows, row, l.heads, l.dim, threads);
     norm_heads(l.of_key, qkv + l.heads * l.dim, rows, row, l.key_heads, l.dim, threads);
     rotary(qkv, rows, row, l.heads + l.key_heads, l.dim, l.cos, l.sin, position, threads);
@@ -78,11 +79,11 @@ int after_attention(const Layer<Number> &l, const Number *attended, const Number
     const auto inner = scratch<Number>(rows * l.gated.columns);
     if (!normed || !inner)
         return 1;
-    product(l.out, attended, rows, x, out, threads);
+    if (product(l.out, attended, rows, x, out, threads))
+        return 1;
     rms_norm(out, l.between, rows, hidden, normed.get(), threads);
-    product<Number>(l.gated, normed.get(), rows, nullptr, inner.get(), threads);
-    product<Number>(l.down, inner.get(), rows, out, out, threads);
-    return 0;
+    return product<Number>(l.gated, normed.get(), rows, nullptr, inner.get(), threads) ||
+           product<Number>(l.down, inner.get(), rows, out, out, threads);
 }
 
 // A decoding step in place: x [rows, hidden] through `count` layers.

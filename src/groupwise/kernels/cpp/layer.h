@@ -11,9 +11,12 @@ struct Linear {
     const Number *weight;  // [panels, depth, 32], or [panels, depth / 2, 32, 2] in bfloat16; if
                            // gated, 16 columns of the gate, then 16 of W
     const float *bias;     // [panels, 32]
+    // An adapter adds (x · Aᵀ) · Bᵀ in float32.
+    const float *a;        // [rank / 32 rounded up, depth, 32], or null where there is none
+    const float *b;        // [panels, rank, 32], columns as those of `weight`
     const Number *onto;    // [rows, columns], added to the product, or null
     Number *out;           // [rows, columns]; may be `onto`
-    int64_t rows, depth, columns, gated, threads;
+    int64_t rows, depth, columns, rank, gated, threads;
 };
 
 template <typename Number>
@@ -22,8 +25,9 @@ struct Norm {
     double eps;
 };
 
+// Returns 0, or 1 when out of memory.
 template <typename Number>
-void linear(const Linear<Number> &call);
+int linear(const Linear<Number> &call);
 
 // out may be x
 template <typename Number>

@@ -76,6 +76,25 @@ inline void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, co
         strip<1>(rows, left, depth, right + j, right_row, out + j, out_row);
 }
 
+constexpr int64_t WIDE = 256;  // numbers of a row that are converted to float32 at once
+constexpr int64_t SOME = 64;   // rows, at most
+
+// out[rows, 32] += x[rows, depth] · right[depth, 32]; only `columns` of them, a multiple of 16
+template <typename Number>
+INLINE void add_widened(const Number *x, int64_t rows, int64_t depth, const float *right,
+                        int64_t columns, float *out)
+{
+    alignas(4 * LANES) float scratch[SOME * WIDE];
+    for (int64_t k = 0; k < depth; k += WIDE) {
+        const int64_t part = std::min(WIDE, depth - k);
+        const float *left = widened(x + k, part, scratch);
+        for (int64_t i = 1; i < rows; i++)
+            widened(x + i * depth + k, part, scratch + i * WIDE);
+        multiply(rows, columns, part, {left, left == scratch ? WIDE : depth, 1}, right + k * PANEL,
+                 PANEL, out, PANEL);
+    }
+}
+
 // [rows, heads, dim] by its strides; the last dimension is contiguous.
 template <typename Number>
 struct Heads {

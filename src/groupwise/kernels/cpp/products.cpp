@@ -6,6 +6,8 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <memory>
+#include <new>
 #include <omp.h>
 
 #include "layer.h"
@@ -30,9 +32,24 @@ INLINE void add_product(const Narrow *x, const Narrow *weight, int64_t rows, int
 #endif
 }
 
-// Rows of one panel, tile by tile on the stack, with activation and sum before they are stored.
+int64_t whole_rank(int64_t rank) { return (rank + PANEL - 1) / PANEL * PANEL; }
+
+// inner = x · Aᵀ [rows, whole rank]: a tile of rows, and a panel of A.
 template <typename Number>
-void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t end)
+void adapter_tile(const Linear<Number> &l, int64_t row, int64_t panel, float *inner)
+{
+    const int64_t rows = std::min<int64_t>(TALL, l.rows - row), width = whole_rank(l.rank);
+    alignas(4 * LANES) float block[TALL][PANEL] = {};
+    add_widened(l.x + row * l.depth, rows, l.depth, l.a + panel * l.depth * PANEL, PANEL, block[0]);
+    for (int64_t i = 0; i < rows; i++)
+        std::memcpy(inner + (row + i) * width + panel * PANEL, block[i], sizeof block[i]);
+}
+
+// Rows of one panel, tile by tile on the stack, with adapter, activation and sum before they are
+// stored.
+template <typename Number>
+void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t end,
+                  const float *inner)
 {
     const int64_t own = l.gated ? LANES : PANEL, column = panel * own;
     const int64_t columns = std::min(own, l.columns - column);
@@ -44,6 +61,14 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
             for (int64_t j = 0; j < PANEL; j++)
                 block[i][j] = l.bias[panel * PANEL + j];
         add_product(l.x + row * l.depth, weight, rows, l.depth, block[0]);
+        if (inner) {
+            for (int64_t i = 0; i < rows; i++)
+                for (int64_t j = 0; j < PANEL; j += LANES)
+                    at(block[i] + j) = rounded<Number>(at(block[i] + j));
+            const int64_t width = whole_rank(l.rank);
+            strip<2>(rows, {inner + row * width, width, 1}, l.rank, l.b + panel * l.rank * PANEL,
+                     PANEL, block[0], PANEL);
+        }
         for (int64_t i = 0; i < rows; i++) {
             if (l.gated) {
                 const Vector gate = rounded<Number>(at(block[i]));
@@ -61,19 +86,30 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
 }  // namespace
 
 template <typename Number>
-void linear(const Linear<Number> &l)
+int linear(const Linear<Number> &l)
 {
     const int64_t own = l.gated ? LANES : PANEL, panels = (l.columns + own - 1) / own;
-    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK;
-#pragma omp parallel for num_threads(l.threads) schedule(static)
-    for (int64_t i = 0; i < blocks * panels; i++) {
-        const int64_t first = i / panels * BLOCK;
-        linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows));
+    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK, tiles = (l.rows + TALL - 1) / TALL;
+    const int64_t width = l.a ? whole_rank(l.rank) : 0, of_a = width / PANEL;
+    const std::unique_ptr<float[]> inner(l.a ? new (std::nothrow) float[l.rows * width] : nullptr);
+    if (l.a && !inner)
+        return 1;
+#pragma omp parallel num_threads(l.threads)
+    {
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < tiles * of_a; i++)
+            adapter_tile(l, i / of_a * TALL, i % of_a, inner.get());
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < blocks * panels; i++) {
+            const int64_t first = i / panels * BLOCK;
+            linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows), inner.get());
+        }
     }
+    return 0;
 }
 
-template void linear(const Linear<float> &l);
-template void linear(const Linear<Narrow> &l);
+template int linear(const Linear<float> &l);
+template int linear(const Linear<Narrow> &l);
 
 // out = left · right, or out += left · right, where left(i, k) = left[i · left_row + k · left_step] and
 // right(k, j) = right[k · right_row + j · right_step].
@@ -172,8 +208,8 @@ void by_rows(const Product &p, float *whole, float *rows)
 
 extern "C" {
 
-void linear_float32(const Linear<float> *call) { linear(*call); }
-void linear_bfloat16(const Linear<Narrow> *call) { linear(*call); }
+int linear_float32(const Linear<float> *call) { return linear(*call); }
+int linear_bfloat16(const Linear<Narrow> *call) { return linear(*call); }
 
 // Whether the processor adds up products of bfloat16; products of them are not computed without.
 int64_t multiplies_bfloat16()

@@ -79,6 +79,18 @@ INLINE Vector rounded(Vector x)
     return load(places);
 }
 
+// Numbers as float32: in place, or converted into scratch.
+INLINE const float *widened(const float *from, int64_t, float *) { return from; }
+INLINE const float *widened(const Narrow *from, int64_t size, float *scratch)
+{
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES)
+        at(scratch + i) = load(from + i);
+    for (; i < size; i++)
+        scratch[i] = wide(from[i]);
+    return scratch;
+}
+
 INLINE float sum(Vector x)
 {
     Half h = *(Half *)&x + *((Half *)&x + 1);

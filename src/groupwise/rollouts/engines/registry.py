@@ -1,4 +1,4 @@
-"""Engines by name. A new one is a class and a line of `ENGINES`."""
+"""Engines by name. A new one is a class and a line of `ENGINES`, and no other list has its name."""
 
 from __future__ import annotations
 
@@ -39,10 +39,18 @@ def make_engine(
         UsageError: the engine is unknown, or no vLLM can serve this policy.
     """
     settings = settings or EngineSettings()
-    name = settings.name
+    return find_engine(settings.name)(policy, settings, length)
+
+
+def find_engine(name: str) -> Factory:
+    """The factory registered under a name in `engine.name`.
+
+    Raises:
+        UsageError: there is none; the message lists those there are.
+    """
     if name not in ENGINES:
         raise UsageError(f"engine.name = {name!r}: no such engine; " + suggest(name, ENGINES))
-    return ENGINES[name](policy, settings, length)
+    return ENGINES[name]
 
 
 def _group_engine(policy: Policy, settings: EngineSettings) -> Engine:

@@ -197,7 +197,12 @@ def _artifacts_of(uri: str) -> str | None:
     return None if path == uri else (Path(path).resolve().parent / "mlruns").as_uri()
 
 
-TRACKERS = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow}
+TRACKERS: dict[str, Callable[..., Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "mlflow": MLflow,
+}
+"""Trackers by their names in `logging.trackers`."""
 LONGEST_PARAMETER = 500
 """Characters of a setting that every MLflow server takes."""
 
@@ -222,6 +227,19 @@ def _cell(value: object) -> str:
     return text.replace("|", "&#124;").replace("\n", "<br>")
 
 
+def check_trackers(names: Sequence[str]) -> None:
+    """Raise an error for a name that is not in `TRACKERS`.
+
+    Raises:
+        UsageError: as said.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise UsageError(
+                f"logging.trackers = {name!r}: no such tracker; " + suggest(name, TRACKERS)
+            )
+
+
 def make_trackers(
     names: Sequence[str],
     folder: str | Path,
@@ -238,12 +256,9 @@ def make_trackers(
     Raises:
         UsageError: unknown name, or its package is not installed.
     """
+    check_trackers(names)
     made: list[Tracker] = []
     for name in names:
-        if name not in TRACKERS:
-            raise UsageError(
-                f"logging.trackers = {name!r}: no such tracker; " + suggest(name, TRACKERS)
-            )
         try:
             made.append(TRACKERS[name](Path(folder), settings, resume_at=resume_at))
         except ImportError as error:

@@ -112,6 +112,8 @@ class OwnAnswers:
                     used += 1
                     yield made, [(made.completions[place].text, reward) for place, reward in ranked]
             done = min(first + CHUNK, count)
+            if 10 * done // count == 10 * first // count:
+                continue
             left = (time.monotonic() - start) / done * (count - done)
             self.progress.log(
                 f"own answers: {done}/{count} prompts, {used} with answers that differ in reward, "

@@ -37,7 +37,7 @@ from groupwise.training.checkpoint.manager import CheckpointManager
 from groupwise.training.evaluation import Evaluation
 from groupwise.training.hub import check_login, push_final
 from groupwise.training.monitor.progress import Progress, show_progress
-from groupwise.training.monitor.trackers import make_trackers
+from groupwise.training.monitor.trackers import check_trackers, make_trackers
 from groupwise.training.monitor.watchdog import Watchdog, make_watchdog
 from groupwise.training.offline.own_answers import OwnAnswers
 from groupwise.training.offline.trainer import OfflineSettings, OfflineTrainer, Task
@@ -134,6 +134,7 @@ def run_on_data(
         The run directory.
     """
     _check_hub(config)
+    check_trackers(config.logging.trackers)
     with ExitStack() as stack:
         select(config.model.kernels)
         use_threads(config.threads)

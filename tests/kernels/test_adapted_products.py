@@ -1,0 +1,86 @@
+"""Products with packed weights, and the low-rank products that adapters add to them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from groupwise.kernels import Affine, LowRank, active
+from groupwise.kernels.auto import Auto
+from groupwise.kernels.build import compiled
+from groupwise.kernels.cpu import PackedLinear, multiplies
+
+pytestmark = pytest.mark.skipif(
+    not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"
+)
+SIZES = [(1, 1, 1), (15, 3, 2), (33, 7, 40), (96, 600, 33)]
+
+
+def numbers(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def layer(columns: int, depth: int, rank: int, *, seed: int) -> Affine:
+    """A layer with a bias and an adapter."""
+    weight, bias = numbers(columns, depth, seed=seed), numbers(columns, seed=seed + 1)
+    a, b = numbers(rank, depth, seed=seed + 2), numbers(columns, rank, seed=seed + 3)
+    return Affine(weight, bias, LowRank(a=a, b=b, scaling=1.5))
+
+
+def product(x: Tensor, of: Affine) -> Tensor:
+    """x · Wᵀ + b + s · (x · Aᵀ) · Bᵀ in float64."""
+    weight, bias, added = of
+    assert bias is not None
+    out = F.linear(x.double(), weight.double(), bias.double())
+    if added is None:
+        return out
+    return out + added.scaling * (x.double() @ added.a.double().t() @ added.b.double().t())
+
+
+def check_close(found: Tensor, wanted: Tensor) -> None:
+    assert (found - wanted).abs().max() <= 3e-6 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9, 129])
+@pytest.mark.parametrize(("columns", "depth", "rank"), SIZES)
+def test_an_adapter_is_added(rows: int, columns: int, depth: int, rank: int) -> None:
+    """To the product, to its gate, to both and to neither; sizes that fill no tile."""
+    x, onto = numbers(rows, depth, seed=9), numbers(rows, columns, seed=10)
+    up, gate = layer(columns, depth, rank, seed=1), layer(columns, depth, rank + 1, seed=20)
+    check_close(PackedLinear(*up)(x, onto=onto), product(x, up) + onto)
+    for one in (up, up._replace(added=None)):
+        for other in (gate, gate._replace(added=None)):
+            wanted = F.silu(product(x, other)) * product(x, one)
+            check_close(PackedLinear(*one, gate=other)(x), wanted)
+
+
+@pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 here")
+@pytest.mark.parametrize(("rows", "columns", "depth", "rank"), [(1, 5, 6, 1), (9, 33, 520, 40)])
+def test_in_16_bits_the_product_is_rounded_before_and_after(
+    rows: int, columns: int, depth: int, rank: int
+) -> None:
+    """The adapter stays in float32, as beside a layer of the model."""
+    x = numbers(rows, depth, seed=9).bfloat16()
+    weight, bias, added = layer(columns, depth, rank, seed=1)
+    assert bias is not None and added is not None
+    weight, bias = weight.bfloat16(), bias.bfloat16()
+    found = PackedLinear(weight, bias, added)(x)
+    base = product(x, Affine(weight, bias)).bfloat16()
+    low_rank = added.scaling * (x.double() @ added.a.double().t() @ added.b.double().t())
+    wanted = (base.double() + low_rank).bfloat16()
+    assert found.dtype == torch.bfloat16 and (found != wanted).float().mean() < 0.02
+    torch.testing.assert_close(found, wanted, atol=0.06, rtol=0.02)
+
+
+@pytest.mark.parametrize("wrong", ["inputs", "outputs", "rank", "dtype"])
+def test_adapters_that_do_not_fit_are_refused(wrong: str) -> None:
+    """Their numbers would be read beyond the end, or as if they were as long as float32."""
+    a, b = torch.zeros(3, 8 + (wrong == "inputs")), torch.zeros(4 + (wrong == "outputs"), 3)
+    if wrong == "rank":
+        b = b[:, :2]
+    if wrong == "dtype":
+        a, b = a.bfloat16(), b.bfloat16()
+    with pytest.raises((ValueError, TypeError)):
+        PackedLinear(torch.zeros(4, 8), None, LowRank(a=a, b=b, scaling=1.0))
