@@ -21,7 +21,8 @@ from fourth_design import GRID_RATES, read_fourth
 from fourth_results import areas_of
 from measured import Task, read_task
 from rates import at_best
-from second import RATES, read_second
+from sealed import named, read_sealed
+from second import RATES, primary, read_second
 from third import contrasted
 from words import listed, points
 
@@ -80,6 +81,31 @@ def best_rates() -> list[str]:
         f"Each at the best of {len(GRID_RATES)} rates ({PAPER} at {rates[0]}, {GRPO} at "
         f"{rates[1]}), {PAPER} is {side(result)} {GRPO} ({points(result.difference)} pp)"
     ]
+
+
+def by_task() -> list[str]:
+    """The difference on every task of the search for an estimator, and where to start."""
+    tasks = read_sealed()
+    if not tasks:
+        return []
+    found = {name: primary(task, PAPER, GRPO).result for name, task in tasks.items()}
+    told = listed(
+        [f"{points(each.difference)} pp on {named(name)}" for name, each in found.items()]
+    )
+    seeds = {task.seeds for task in tasks.values()}
+    ahead, behind = (
+        [name for name, each in found.items() if side(each) == where]
+        for where in ("ahead of", "behind")
+    )
+    parts = [
+        f"The task matters: over the rates {listed([f'{each:g}' for each in RATES])} and "
+        f"{seeds.pop()} seeds, {PAPER} minus {GRPO} is {told}"
+    ]
+    if len(behind) != len(ahead):
+        parts.append(
+            f"On a task of your own, start with {GRPO if len(behind) > len(ahead) else PAPER}"
+        )
+    return parts
 
 
 def weights() -> list[str]:
@@ -166,5 +192,13 @@ def advice() -> str:
     """One paragraph."""
     return " ".join(
         f"{part}."
-        for part in [*at_the_rates(), *best_rates(), *groups(), *settings(), *noisy(), *weights()]
+        for part in [
+            *at_the_rates(),
+            *best_rates(),
+            *by_task(),
+            *groups(),
+            *settings(),
+            *noisy(),
+            *weights(),
+        ]
     )

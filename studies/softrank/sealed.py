@@ -252,14 +252,15 @@ def verdict() -> str:
     saved = [name for name, task in tasks.items() if saves(task)]
     needed = [name for name in wins if name in FIRST_TASKS]
     missing = [name for name in TASKS if name not in tasks]
-    missing_first = [name for name in missing if name in FIRST_TASKS]
+    first = [name for name in missing if name in FIRST_TASKS]
     return (
-        f"`{FINALIST}` is above both {GRPO} and {PAPER} on {_share(needed, FIRST_TASKS)} sealed "
-        f"tasks of the rule: it is {_met(needed, len(FIRST_TASKS), missing_first)}. Of all sealed "
-        f"tasks, of which {len(tasks)} were run, it is above both on {_share(wins, TASKS)}; the "
-        f"target of at least {ENOUGH} is {_met(wins, ENOUGH, missing)}. It needs at most {FEWER:g} "
-        f"of the tokens of each control up to the threshold on {_share(saved, TASKS)}; the target "
-        f"of at least {ENOUGH} is {_met(saved, ENOUGH, missing)}."
+        f"`{FINALIST}` is above both {GRPO} and {PAPER} on {_share(needed, FIRST_TASKS)} "
+        f"sealed tasks that the rule names: the rule is {_met(needed, len(FIRST_TASKS), first)}. "
+        f"With the two further tasks, {len(tasks)} of {len(TASKS)} were run and it is above both "
+        f"on {_share(wins, TASKS)}; the target of at least {ENOUGH} is "
+        f"{_met(wins, ENOUGH, missing)}. It needs at most {FEWER:g} of the tokens of each control "
+        f"up to the threshold on {_share(saved, TASKS)}; the target of at least {ENOUGH} is "
+        f"{_met(saved, ENOUGH, missing)}."
     )
 
 

@@ -17,7 +17,7 @@ from groupwise.experiments.plan import toml
 from study_scripts import STUDY, modules
 
 NAMES = ("measured", "candidates", "rates", "strata", "fourth_design", "fourth", "figures",
-         "practice", "moved")  # fmt: skip
+         "practice", "moved", "sealed")  # fmt: skip
 
 
 @pytest.fixture
@@ -122,6 +122,22 @@ def test_the_readme_says_what_is_left_at_the_best_rates(study: dict[str, ModuleT
     for name in ("README.md", "docs/ko/README.md"):
         text = (STUDY.parents[1] / name).read_text(encoding="utf-8").replace("점", " ")
         assert f"{value} [{low}, {high}]" in " ".join(text.split()), name
+
+
+def test_the_readme_says_on_which_tasks_grpo_is_ahead(study: dict[str, ModuleType]) -> None:
+    sealed, practice = study["sealed"], study["practice"]
+    told, start = practice.by_task()
+    assert start.endswith("start with grpo")
+    for name, task in sealed.read_sealed().items():
+        found = sealed.primary(task, "softrank", "grpo").result.difference
+        ahead = found.low > 0 or found.high < 0
+        assert ahead == (name in ("knights-knaves", "countdown")), name
+        assert sealed.points(found) in told
+        ends = [f"{-100 * end:.1f}" for end in (found.value, found.high, found.low)]
+        for page in ("README.md", "docs/ko/README.md"):
+            text = " ".join((STUDY.parents[1] / page).read_text(encoding="utf-8").split())
+            text = text.replace("점", " ").replace(" points", "")
+            assert ahead == (f"{ends[0]} [{ends[1]}, {ends[2]}]" in text), (name, page)
 
 
 def test_strata_are_chosen_by_the_measured_pass_rate(

@@ -282,9 +282,11 @@ def test_a_task_is_won_against_both_controls_or_not_at_all(
         "lists": False,
     }
     told = sealed.verdict()
-    assert "on 1 of 3 (word problems) sealed tasks of the rule: it is not met." in told
+    assert (
+        "on 1 of 3 (word problems) sealed tasks that the rule names: the rule is not met." in told
+    )
     # Three further tasks could still be won.
-    assert "above both on 1 of 5 (word problems); the target of at least 3 is open" in told
+    assert "on 1 of 5 (word problems); the target of at least 3 is open" in told
     # One run short of the plan, a task has no figure.
     next((tmp_path / "estimators-lists" / "results").glob("grpo*-seed-3.json")).unlink()
     assert list(sealed.read_sealed()) == ["word-problems"]
@@ -298,7 +300,8 @@ def test_the_second_question_asks_for_three_of_five_tasks(
     for name in ("sharpening", "knights-knaves"):
         sealed_runs(tmp_path / f"estimators-{name}", (0.5, 0.5, 0.5), sealed.RATES)
     told = sealed.verdict()
-    assert "on 2 of 3 (word problems and lists) sealed tasks of the rule: it is not met." in told
+    assert "on 2 of 3 (word problems and lists) sealed tasks" in told
+    assert "that the rule names: the rule is not met." in told
     assert "on 3 of 5 (word problems, lists and countdown); the target of at least 3 is met" in told
 
 
