@@ -96,9 +96,11 @@ int linear(const Linear<Number> &l)
         return 1;
 #pragma omp parallel num_threads(l.threads)
     {
+        if (inner) {  // no barrier where there is no adapter
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < tiles * of_a; i++)
-            adapter_tile(l, i / of_a * TALL, i % of_a, inner.get());
+            for (int64_t i = 0; i < tiles * of_a; i++)
+                adapter_tile(l, i / of_a * TALL, i % of_a, inner.get());
+        }
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < blocks * panels; i++) {
             const int64_t first = i / panels * BLOCK;
