@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from groupwise.kernels import Affine, LowRank, active
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import PackedLinear, multiplies
+from groupwise.kernels.cpu import PackedLinear
 
 pytestmark = pytest.mark.skipif(
     not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"
@@ -56,7 +56,6 @@ def test_an_adapter_is_added(rows: int, columns: int, depth: int, rank: int) -> 
             check_close(PackedLinear(*one, gate=other)(x), wanted)
 
 
-@pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 here")
 @pytest.mark.parametrize(("rows", "columns", "depth", "rank"), [(1, 5, 6, 1), (9, 33, 520, 40)])
 def test_in_16_bits_the_product_is_rounded_before_and_after(
     rows: int, columns: int, depth: int, rank: int

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from groupwise.algorithms.losses import FunctionObjective
-from groupwise.kernels import Reference, active, cpu, using
+from groupwise.kernels import Reference, active, cpu, onednn, using
 from groupwise.kernels import cpu_layers as layers
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
@@ -258,7 +258,7 @@ def test_what_computes_something_else_is_left_alone() -> None:
         LlamaRMSNorm(80).double(),
         LlamaMLP(config).half(),
         LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=100)),
-        nn.Linear(300, 300).bfloat16(),
+        nn.Linear(300, 300).half(),
         nn.Embedding(9, 80).bfloat16(),
     ]
     with use_cpu_kernels(nn.ModuleList(strange)):
@@ -368,9 +368,31 @@ def test_layers_are_used_where_they_suit_and_given_back() -> None:
     inside = [nn.Linear(300, 300), nn.Linear(8, 8), nn.Linear(300, 300).to(torch.bfloat16)]
     model = nn.ModuleList(inside)
     with pytest.raises(KeyError), use_cpu_kernels(model):
-        assert ["forward" in vars(layer) for layer in model] == [True, False, False]
+        narrow = torch.bfloat16 not in onednn.dtypes()
+        assert ["forward" in vars(layer) for layer in model] == [True, False, narrow]
         raise KeyError
     assert not any("forward" in vars(layer) for layer in model)
+
+
+def test_layers_in_16_bits_have_the_output_and_the_gradients_of_pytorchs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where oneDNN does not multiply bfloat16."""
+    monkeypatch.setattr(onednn, "dtypes", lambda: frozenset({torch.float32}))
+    for bias in (True, False):
+        layer = nn.Linear(300, 260, bias=bias).bfloat16()
+        x, found = torch.randn(2, 7, 300).bfloat16().requires_grad_(), []
+        for context in (nullcontext(), use_cpu_kernels(nn.ModuleList([layer]))):
+            with context:
+                assert ("forward" in vars(layer)) == bool(found)
+                out = layer(x)
+                out.backward(torch.linspace(-1, 1, out.numel()).view(out.shape).bfloat16())
+            found.append([out.detach(), x.grad, *(p.grad for p in layer.parameters())])
+            x.grad = None
+            layer.zero_grad()
+        for one, other in zip(*found, strict=True):
+            assert one.dtype == other.dtype == torch.bfloat16
+            torch.testing.assert_close(one, other, atol=2e-2, rtol=1e-2)
 
 
 def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from groupwise.kernels import Affine, GroupCache, LayerCache, Reference, active, onednn, using
 from groupwise.kernels.auto import Auto
-from groupwise.kernels.build import compiled
+from groupwise.kernels.build import compiled, library
 from groupwise.kernels.cpu import PackedLinear as Linear
 from groupwise.kernels.cpu import can_use_attention as attends
-from groupwise.kernels.cpu import draw_tokens, matmul, multiplies, rms_norm
+from groupwise.kernels.cpu import draw_tokens, matmul, rms_norm
 from groupwise.kernels.tree_attention import tree_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.sampling import draw
@@ -105,7 +105,6 @@ def test_no_rows_no_tokens() -> None:
         draw_tokens(numbers(2, 0), torch.zeros(2), temperature=1.0)
 
 
-@pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 here")
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 5, 6), (9, 33, 64), (150, 96, 130)])
 def test_a_product_in_16_bits_is_rounded_once(rows: int, outputs: int, inputs: int) -> None:
     """Sums are in float32; the product, its activation and `onto` are rounded as by PyTorch."""
@@ -125,9 +124,9 @@ def test_a_product_in_16_bits_is_rounded_once(rows: int, outputs: int, inputs: i
 
 
 def test_products_that_no_kernel_computes_are_refused() -> None:
-    with pytest.raises(ValueError, match="float32, or bfloat16"):
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
         Linear(numbers(4, 8).half(), None)
-    if multiplies(torch.bfloat16):
+    if library().multiplies_pairs():
         with pytest.raises(ValueError, match="even"):
             Linear(numbers(4, 7).bfloat16(), None)
 
@@ -163,6 +162,33 @@ def test_a_product_of_any_size_in_any_layout(rows: int, columns: int, depth: int
             total = torch.ones(rows, columns)
             assert matmul(one, other, onto=total) is total
             torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (17, 70, 37), (130, 32, 16)])
+def test_a_product_in_16_bits_is_summed_in_float32(rows: int, columns: int, depth: int) -> None:
+    """Rounded once where the result is in 16 bits, and not at all where it is added in float32."""
+    left, right = numbers(rows, depth).bfloat16(), numbers(depth, columns, seed=1).bfloat16()
+    wanted = (left.double() @ right.double()).float()
+    for one in (
+        left,
+        by_columns(left),
+        torch.randn(rows, 2 * depth).bfloat16()[:, ::2].copy_(left),
+    ):
+        for other in (right, by_columns(right)):
+            found = matmul(one, other)
+            assert found.dtype == torch.bfloat16
+            assert (found != wanted.bfloat16()).float().mean() < 0.01
+            total = torch.ones(rows, columns)
+            assert matmul(one, other, onto=total) is total
+            torch.testing.assert_close(total, wanted + 1, atol=1e-5, rtol=1e-5)
+            narrow = torch.ones(rows, columns).bfloat16()
+            assert (
+                matmul(one, other, onto=narrow) != (wanted + 1).bfloat16()
+            ).float().mean() < 0.01
+    with pytest.raises(ValueError, match="like the factors"):
+        matmul(left, right, onto=torch.ones(rows, columns).half())
+    with pytest.raises(ValueError, match="dtypes"):
+        matmul(left, right.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

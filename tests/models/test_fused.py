@@ -22,7 +22,6 @@ from transformers import (
 from groupwise.kernels import GroupCache, Reference, active, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import multiplies
 from groupwise.models import (
     AdapterSettings,
     Backbone,
@@ -45,9 +44,6 @@ pytestmark = pytest.mark.skipif(
     not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"
 )
 MADE_LIKE_LLAMA = sorted(set(CONFIGS) - {"gemma2"})
-narrow = pytest.mark.skipif(
-    not multiplies(torch.bfloat16), reason="this processor has no products of bfloat16"
-)
 
 
 def model_of(config: PreTrainedConfig, *, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
@@ -83,18 +79,18 @@ def test_hidden_states_are_those_of_the_model(name: str) -> None:
     torch.testing.assert_close(found, wanted, atol=2e-5, rtol=1e-4)
 
 
-@narrow
 @pytest.mark.parametrize("name", MADE_LIKE_LLAMA)
 @pytest.mark.parametrize("tokens", [1, 9, 40])
 def test_in_16_bits_what_layers_store_is_rounded_as_theirs(name: str, tokens: int) -> None:
-    """Only sums in another order differ, and few of them after rounding."""
+    """Only sums in another order differ, and few of them after rounding; but one that is rounded
+    the other way may reach all later tokens of its sequence."""
     found, wanted = both(model_of(CONFIGS[name](), dtype=torch.bfloat16), tokens=tokens)
     assert found.dtype == wanted.dtype == torch.bfloat16
-    assert (found != wanted).float().mean() < 0.05
+    changed = (found != wanted).unflatten(0, (2, tokens)).float().mean((1, 2))
+    assert changed.min() < 0.05
     torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
 
 
-@narrow
 def test_in_16_bits_another_rotation_is_found_under_small_weights() -> None:
     """It turns pairs of neighbours. Where queries and keys are small, rounding changes more."""
     model = model_of(HeliumConfig(**SHAPE, head_dim=8), dtype=torch.bfloat16)  # pyright: ignore[reportArgumentType]
@@ -223,7 +219,7 @@ def written(made: FusedBackbone) -> tuple[list[Tensor], GroupCache]:
     return states, cache
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=narrow)])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16)])
 @pytest.mark.parametrize(
     "config",
     [

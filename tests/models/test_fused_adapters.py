@@ -14,7 +14,6 @@ import groupwise.testing.engines as contract
 from groupwise.kernels import Reference, active, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import multiplies
 from groupwise.models import Backbone, FusedBackbone, Policy, can_use_fused, only_known_parts
 from groupwise.models.backbone import TwoRows
 from groupwise.models.low_rank import sum_low_rank
@@ -27,10 +26,7 @@ from tiny_models import SHAPE, random_model, tiny_policy
 pytestmark = pytest.mark.skipif(
     not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"
 )
-narrow = pytest.mark.skipif(
-    not multiplies(torch.bfloat16), reason="this processor has no products of bfloat16"
-)
-TYPES = [torch.float32, pytest.param(torch.bfloat16, marks=narrow)]
+TYPES = [torch.float32, pytest.param(torch.bfloat16)]
 BIASES = {"attention_bias": True, "mlp_bias": True}
 CONFIGS = {
     "plain": LlamaConfig(**SHAPE, head_dim=16),

@@ -60,12 +60,14 @@ class Auto(Reference):
         return super().linear(x, weight) if recorded else self.matmul(x, weight.t())
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        if "matmul" in self.on and cpu.can_use_cpu(left, right):
+        if "matmul" in self.on and cpu.can_multiply(left, right):
             return cpu.matmul(left, right)
         return super().matmul(left, right)
 
     def add_matmul(self, total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-        if "matmul" in self.on and cpu.can_use_cpu(left, right):
+        if "matmul" in self.on and cpu.can_multiply(left, right):
+            if total is None and left.dtype != torch.float32:
+                total = left.new_zeros(len(left), right.shape[1], dtype=torch.float32)
             return cpu.matmul(left, right, onto=total)
         return super().add_matmul(total, left, right)
 
@@ -157,6 +159,10 @@ class Auto(Reference):
     def inference_layers(self, model: nn.Module, *, rows: int) -> AbstractContextManager[None]:
         if "onednn_layers" not in self.on:
             return super().inference_layers(model, rows=rows)
+        if torch.bfloat16 not in onednn.dtypes() and any(
+            p.dtype == torch.bfloat16 for p in model.parameters()
+        ):
+            return cpu_layers.use_cpu_kernels(model, kinds=self.on & {"training_linear"})
         return onednn.reordered_layers(model, rows=rows)
 
     def shapes_only(self) -> AbstractContextManager[None]:

@@ -36,6 +36,8 @@ from groupwise.kernels.structures import prepare
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 FLAGS = (
     "-std=gnu++17", "-O3", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC",
+    # Chains of multiply-adds are fused everywhere: sums must not depend on the size of a tile.
+    "--param", "avoid-fma-max-bits=0",
     "-Wl,-Bsymbolic",  # bind to these functions even if others of the same names are loaded
 )  # fmt: skip
 ARCHITECTURES = {"avx2": "x86-64-v3", "default": "x86-64"}

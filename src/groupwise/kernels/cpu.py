@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Float, Float32, Int64
 from torch import Tensor
 
-from groupwise.kernels import structures
+from groupwise.kernels import onednn, structures
 from groupwise.kernels.build import compiled, library, takes
 from groupwise.kernels.interface import Affine, LowRank
 from groupwise.kernels.structures import require
@@ -46,9 +46,7 @@ def typed(name: str, *tensors: Tensor) -> Any:
 
 def multiplies(dtype: torch.dtype) -> bool:
     """Whether products with packed weights are computed in a dtype."""
-    if compiled() is None or dtype not in TYPES:
-        return False
-    return dtype == torch.float32 or bool(library().multiplies_bfloat16())
+    return compiled() is not None and dtype in TYPES
 
 
 class PackedLinear:
@@ -61,8 +59,8 @@ class PackedLinear:
         gate: another layer with weight G and bias c, for silu(x · Gᵀ + c) · (x · Wᵀ + b).
 
     Raises:
-        ValueError: bfloat16 with an odd number of inputs, because they are multiplied in pairs; or
-            an adapter of another size or dtype.
+        ValueError: bfloat16 with an odd number of inputs, on a processor that multiplies them in
+            pairs; or an adapter of another size or dtype.
     """
 
     def __init__(
@@ -75,20 +73,20 @@ class PackedLinear:
     ) -> None:
         self.gated = gate is not None
         self.dtype, (self.columns, self.depth) = weight.dtype, weight.shape
-        require(
-            multiplies(self.dtype), "weights must be float32, or bfloat16 where it has products"
-        )
-        require(self.dtype == torch.float32 or self.depth % 2 == 0, "inputs must be even")
+        require(multiplies(self.dtype), "weights must be float32 or bfloat16")
+        pairs = self.dtype == torch.bfloat16 and bool(library().multiplies_pairs())
+        require(not pairs or self.depth % 2 == 0, "inputs must be even")
         own = Affine(weight, bias, added)
         parts = [own] if gate is None else [gate, own]
         size = PANEL // len(parts)
         panels = -(-self.columns // size)
-        # Two numbers of 16 bits, which are multiplied together, are moved as one of 32.
-        self.weight = torch.zeros(panels, self.depth * weight.element_size() // 4, PANEL)
+        # Pairs are moved as one number of 32 bits.
+        words, depth = (torch.float32, self.depth // 2) if pairs else (self.dtype, self.depth)
+        self.weight = torch.zeros(panels, depth, PANEL, dtype=words)
         self.bias = torch.zeros(panels, PANEL)
         for first, each in zip(range(0, PANEL, size), parts, strict=True):
-            words = each.weight.detach().contiguous().view(torch.float32)
-            _pack(words, self.weight[..., first : first + size])
+            moved = each.weight.detach().contiguous().view(words)
+            _pack(moved, self.weight[..., first : first + size])
             if each.bias is not None:
                 _pack(each.bias.detach(), self.bias[..., first : first + size])
         self.a, self.b = _packed_adapters(parts, panels=panels)
@@ -125,7 +123,7 @@ class PackedLinear:
         )  # fmt: skip
 
 
-def _pack(x: Float[Tensor, "columns *rest"], panels: Float32[Tensor, "panels *rest size"]) -> None:
+def _pack(x: Float[Tensor, "columns *rest"], panels: Float[Tensor, "panels *rest size"]) -> None:
     """Fill panels of `size` columns each, without another copy on the way."""
     size = panels.shape[-1]
     whole, left = divmod(len(x), size)
@@ -167,24 +165,39 @@ def can_use_cpu(*tensors: Tensor) -> bool:
     )
 
 
+def can_multiply(*tensors: Tensor) -> bool:
+    """Whether `matmul` computes the products of these factors: float32 on a CPU, and bfloat16 where
+    oneDNN has no products of it, which takes PyTorch seven times as long as float32."""
+    if can_use_cpu(*tensors):
+        return True
+    return (
+        all(takes(x) and x.device.type == "cpu" and x.dtype == torch.bfloat16 for x in tensors)
+        and torch.bfloat16 not in onednn.dtypes()
+        and compiled() is not None
+    )
+
+
 def matmul(
-    left: Float32[Tensor, "rows depth"],
-    right: Float32[Tensor, "depth columns"],
+    left: Float[Tensor, "rows depth"],
+    right: Float[Tensor, "depth columns"],
     *,
-    onto: Float32[Tensor, "rows columns"] | None = None,
-) -> Float32[Tensor, "rows columns"]:
-    """left · right, of any strides; added to `onto` in place where that is given. Records no
-    gradient."""
+    onto: Float[Tensor, "rows columns"] | None = None,
+) -> Float[Tensor, "rows columns"]:
+    """left · right, of any strides, with sums in float32; added to `onto` in place where that is
+    given, in float32 or the dtype of the factors. Records no gradient."""
     out = left.new_empty(len(left), right.shape[1]) if onto is None else onto
     require(left.shape[1] == len(right), "factors must have the same depth")
     require(out.shape == (len(left), right.shape[1]), "`onto` must have the size of the product")
     require(out.is_contiguous(), "`onto` must be contiguous")
-    require({left.dtype, right.dtype, out.dtype} == {torch.float32}, "tensors must be float32")
+    require(out.dtype in (left.dtype, torch.float32), "`onto` must be float32 or like the factors")
     call = structures.Product(
         left.data_ptr(), right.data_ptr(), out.data_ptr(), len(left), right.shape[1], len(right),
         *left.stride(), *right.stride(), onto is not None, torch.get_num_threads(),
     )  # fmt: skip
-    if library().product(ctypes.byref(call)):
+    product = typed("product", left, right)
+    if out.dtype != left.dtype:
+        product = library().product_bfloat16_to_float32
+    if product(ctypes.byref(call)):
         raise MemoryError(f"product of {list(left.shape)} and {list(right.shape)}: out of memory")
     return out
 

@@ -7,9 +7,11 @@
 Norms and activations, which `transformers` writes as ten operations and their gradients, are one
 each, and save nothing for the backward pass but their inputs; in bfloat16 too, and where adapters
 or 4-bit weights compute the products. silu(gate(x)) · up(x), which the product after it would save,
-is computed again in the backward pass: a quarter of the activations. The rest is for
-float32, whose products PyTorch leaves to MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike
-oneDNN, they compile nothing per number of rows, which differs from microbatch to microbatch.
+is computed again in the backward pass: a quarter of the activations. Embeddings are for float32.
+
+Products are for float32, which PyTorch leaves to MKL: on an AMD EPYC these are 3 to 15 % faster.
+Unlike oneDNN, they compile nothing per number of rows, which differs from microbatch to microbatch.
+They are for bfloat16 too on processors without AVX-512, where PyTorch has no fast ones.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import (
     LANES,
     TYPES,
+    can_multiply,
     matmul,
     rms_norm,
     rms_norm_backward,
@@ -50,7 +53,8 @@ TRIED = 4 * LANES
 
 class use_cpu_kernels:
     """Re-entrant context manager that routes supported CPU modules to the kernels: in bfloat16
-    norms and feed-forwards, in float32 also linear layers and embeddings. Gradients are for
+    norms and feed-forwards, in float32 also linear layers and embeddings, and linear layers where
+    no other library multiplies bfloat16. Gradients are for
     `backward()`: they are added to those that weights have already, and `torch.autograd.grad` does
     not return them.
 
@@ -91,10 +95,9 @@ def _own(module: Any, kinds: Set[str]) -> Forward | None:
         return None
     if not all(dtype in TYPES or not dtype.is_floating_point for dtype, _ in numbers):
         return None
-    single = numbers == {(torch.float32, "cpu")}
-    if single and type(module) is nn.Embedding:
+    if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
         return _embedding if "embedding" in kinds and _looks_up(module) else None
-    if single and is_plain_linear(module):
+    if is_plain_linear(module) and can_multiply(*module.parameters()):
         large = module.weight.numel() >= SMALLEST
         return _linear if "training_linear" in kinds and large else None
     if len(inspect.signature(type(module).forward).parameters) != 2:  # self and one input
@@ -234,7 +237,11 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight = weight  # Hooks of saved tensors would get it without its gradient.
-        out = matmul(x.to(weight.dtype), weight.t())
+        x = x.to(weight.dtype)
+        if bias is not None and bias.dtype == torch.bfloat16:  # rounded once
+            total = bias.float().repeat(len(x), 1)
+            return matmul(x, weight.t(), onto=total).to(torch.bfloat16)
+        out = matmul(x, weight.t())
         return out if bias is None else out.add_(bias)
 
     @staticmethod

@@ -19,7 +19,7 @@ SIGNATURES = {
     **{f"{name}_float32": kinds for name, kinds in OF_EVERY_TYPE.items()},
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "draw_tokens": "pnndpppn",
-    "multiplies_bfloat16": "",
+    "multiplies_pairs": "",
 }
 """Arguments of the functions that take more than one structure: pointers, int64, doubles."""
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}

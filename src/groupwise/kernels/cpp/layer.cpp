@@ -4,9 +4,6 @@
 #include "decoding.h"
 #include "layer.h"
 
-#include <memory>
-#include <new>
-
 template <typename Number>
 struct Layer {
     Linear<Number> qkv, out, gated, down;
@@ -22,12 +19,6 @@ SIZE_OF(Norm, Norm<float>)
 SIZE_OF(Layer, Layer<float>)
 
 namespace {
-
-template <typename Number>
-std::unique_ptr<Number[]> scratch(int64_t size)
-{
-    return std::unique_ptr<Number[]>(new (std::nothrow) Number[size]);
-}
 
 // All functions that return a number return 0, or 1 when out of memory.
 

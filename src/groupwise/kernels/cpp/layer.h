@@ -3,13 +3,23 @@
 
 #pragma once
 
+#include <memory>
+#include <new>
+
 #include "vectors.h"
+
+// Memory without content, or null when there is none left.
+template <typename Number>
+std::unique_ptr<Number[]> scratch(int64_t size)
+{
+    return std::unique_ptr<Number[]>(new (std::nothrow) Number[size]);
+}
 
 template <typename Number>
 struct Linear {
     const Number *x;       // [rows, depth]
-    const Number *weight;  // [panels, depth, 32], or [panels, depth / 2, 32, 2] in bfloat16; if
-                           // gated, 16 columns of the gate, then 16 of W
+    const Number *weight;  // [panels, depth, 32], or [panels, depth / 2, 32, 2] of pairs; if gated,
+                           // 16 columns of the gate, then 16 of W
     const float *bias;     // [panels, 32]
     // An adapter adds (x · Aᵀ) · Bᵀ in float32.
     const float *a;        // [rank / 32 rounded up, depth, 32], or null where there is none

@@ -92,8 +92,8 @@ void gradient_panel(const LowRankGradient<Number> &l, int64_t of_rank, int64_t f
             for (; j < some; j++)
                 x[i][j] = wide(from[j]);
         }
-        strip<2>(rank, {l.inner + row * l.rank + of_rank, 1, l.rank}, rows, x[0], PANEL, block[0],
-                 PANEL);
+        multiply(rank, PANEL, rows, {l.inner + row * l.rank + of_rank, 1, l.rank}, x[0], PANEL,
+                 block[0], PANEL);
     }
     for (int64_t r = 0; r < rank; r++)
         for (int64_t j = 0; j < some; j++)

@@ -17,15 +17,15 @@ struct Single {
     static INLINE Vector add(Vector total, float left, Vector right) { return total + left * right; }
 };
 
-struct Pair {
 #ifdef __AVX512BF16__
+struct Pair {
     static INLINE Vector add(Vector total, float left, Vector right)
     {
         const __m512 all = _mm512_set1_ps(left);
         return (Vector)_mm512_dpbf16_ps((__m512)total, (__m512bh)all, (__m512bh)right);
     }
-#endif
 };
+#endif
 
 // left(i, k) = data[i · row + k · step]
 struct Left {
@@ -33,7 +33,7 @@ struct Left {
     int64_t row, step;
 };
 
-// out[ROWS, 16 · VECTORS] += left[ROWS, depth] · right[depth, 16 · VECTORS]
+// out[ROWS, LANES · VECTORS] += left[ROWS, depth] · right[depth, LANES · VECTORS]
 template <int ROWS, int VECTORS, typename Term>
 INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row, float *out,
                  int64_t out_row)
@@ -42,18 +42,20 @@ INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row
     for (int i = 0; i < ROWS; i++)
         for (int v = 0; v < VECTORS; v++)
             total[i][v] = at(out + i * out_row + v * LANES);
-    for (int64_t k = 0; k < depth; k++)
-        for (int v = 0; v < VECTORS; v++) {
-            const Vector some = at(right + k * right_row + v * LANES);
-            for (int i = 0; i < ROWS; i++)
-                total[i][v] = Term::add(total[i][v], left.data[i * left.row + k * left.step], some);
-        }
+    for (int64_t k = 0; k < depth; k++) {
+        Vector some[VECTORS];  // in this order, or GCC holds the left factor and runs out of registers
+        for (int v = 0; v < VECTORS; v++)
+            some[v] = at(right + k * right_row + v * LANES);
+        for (int i = 0; i < ROWS; i++)
+            for (int v = 0; v < VECTORS; v++)
+                total[i][v] = Term::add(total[i][v], left.data[i * left.row + k * left.step], some[v]);
+    }
     for (int i = 0; i < ROWS; i++)
         for (int v = 0; v < VECTORS; v++)
             at(out + i * out_row + v * LANES) = total[i][v];
 }
 
-template <int VECTORS, typename Term = Single>
+template <int VECTORS, typename Term>
 INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, int64_t right_row,
                   float *out, int64_t out_row)
 {
@@ -65,21 +67,22 @@ INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, in
         tile<1, VECTORS, Term>(left, depth, right, right_row, out, out_row);
 }
 
-// out[rows, columns] += left[rows, depth] · right[depth, columns]; columns a multiple of 16
-inline void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const float *right,
-              int64_t right_row, float *out, int64_t out_row)
+// out[rows, columns] += left[rows, depth] · right[depth, columns]; columns a multiple of LANES
+template <typename Term = Single>
+INLINE void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const float *right,
+                     int64_t right_row, float *out, int64_t out_row)
 {
     int64_t j = 0;
     for (; j + 2 * LANES <= columns; j += 2 * LANES)
-        strip<2>(rows, left, depth, right + j, right_row, out + j, out_row);
+        strip<2, Term>(rows, left, depth, right + j, right_row, out + j, out_row);
     if (j < columns)
-        strip<1>(rows, left, depth, right + j, right_row, out + j, out_row);
+        strip<1, Term>(rows, left, depth, right + j, right_row, out + j, out_row);
 }
 
 constexpr int64_t WIDE = 256;  // numbers of a row that are converted to float32 at once
 constexpr int64_t SOME = 64;   // rows, at most
 
-// out[rows, 32] += x[rows, depth] · right[depth, 32]; only `columns` of them, a multiple of 16
+// out[rows, 32] += x[rows, depth] · right[depth, 32]; only `columns` of them, a multiple of LANES
 template <typename Number>
 INLINE void add_widened(const Number *x, int64_t rows, int64_t depth, const float *right,
                         int64_t columns, float *out)

@@ -6,9 +6,8 @@
 
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <new>
 #include <omp.h>
+#include <type_traits>
 
 #include "layer.h"
 #include "multiply.h"
@@ -16,21 +15,38 @@
 namespace {
 
 constexpr int64_t BLOCK = 128;  // rows that stay in the second-level cache
-constexpr int64_t PACK = 64;    // rows that are packed into it
+constexpr int64_t PACK = 8 * TALL;  // rows that are packed into it
 
-// out[rows, 32] += x[rows, depth] · weight[depth, 32], and the same of pairs along the depth.
+// What the products of a Number multiply: pairs of bfloat16 where the processor has such products, and
+// float32 elsewhere.
+#ifdef __AVX512BF16__
+template <typename Number>
+using Factor = Number;
+#else
+template <typename Number>
+using Factor = float;
+#endif
+
+INLINE const Narrow *factors(const Narrow *from, int64_t, Narrow *) { return from; }
+template <typename Number>
+INLINE const float *factors(const Number *from, int64_t size, float *scratch)
+{
+    return widened(from, size, scratch);
+}
+
+// out[rows, 32] += x[rows, depth] · weight[depth, 32]
 INLINE void add_product(const float *x, const float *weight, int64_t rows, int64_t depth, float *out)
 {
-    strip<2>(rows, {x, depth, 1}, depth, weight, PANEL, out, PANEL);
+    multiply(rows, PANEL, depth, {x, depth, 1}, weight, PANEL, out, PANEL);
 }
 
+#ifdef __AVX512BF16__
 INLINE void add_product(const Narrow *x, const Narrow *weight, int64_t rows, int64_t depth, float *out)
 {
-#ifdef __AVX512BF16__
     const Left pairs{(const float *)x, depth / 2, 1};
-    strip<2, Pair>(rows, pairs, depth / 2, (const float *)weight, PANEL, out, PANEL);
-#endif
+    multiply<Pair>(rows, PANEL, depth / 2, pairs, (const float *)weight, PANEL, out, PANEL);
 }
+#endif
 
 int64_t whole_rank(int64_t rank) { return (rank + PANEL - 1) / PANEL * PANEL; }
 
@@ -49,31 +65,32 @@ void adapter_tile(const Linear<Number> &l, int64_t row, int64_t panel, float *in
 // stored.
 template <typename Number>
 void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t end,
-                  const float *inner)
+                  const Factor<Number> *x, const float *inner, Factor<Number> *scratch)
 {
-    const int64_t own = l.gated ? LANES : PANEL, column = panel * own;
+    const int64_t own = l.gated ? UNIT : PANEL, column = panel * own;
     const int64_t columns = std::min(own, l.columns - column);
-    const Number *weight = l.weight + panel * l.depth * PANEL;
+    const int64_t size = l.depth * PANEL;
+    const Factor<Number> *weight = factors(l.weight + panel * size, size, scratch);
     alignas(4 * LANES) float block[TALL][PANEL];
     for (int64_t row = first; row < end; row += TALL) {
         const int64_t rows = std::min<int64_t>(TALL, end - row);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < PANEL; j++)
                 block[i][j] = l.bias[panel * PANEL + j];
-        add_product(l.x + row * l.depth, weight, rows, l.depth, block[0]);
+        add_product(x + row * l.depth, weight, rows, l.depth, block[0]);
         if (inner) {
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t j = 0; j < PANEL; j += LANES)
                     at(block[i] + j) = rounded<Number>(at(block[i] + j));
             const int64_t width = whole_rank(l.rank);
-            strip<2>(rows, {inner + row * width, width, 1}, l.rank, l.b + panel * l.rank * PANEL,
-                     PANEL, block[0], PANEL);
+            multiply(rows, PANEL, l.rank, {inner + row * width, width, 1},
+                     l.b + panel * l.rank * PANEL, PANEL, block[0], PANEL);
         }
         for (int64_t i = 0; i < rows; i++) {
-            if (l.gated) {
-                const Vector gate = rounded<Number>(at(block[i]));
-                const Vector up = rounded<Number>(at(block[i] + LANES));
-                at(block[i]) = rounded<Number>(gate * sigmoid(gate)) * up;
+            for (int64_t j = 0; l.gated && j < UNIT; j += LANES) {
+                const Vector gate = rounded<Number>(at(block[i] + j));
+                const Vector up = rounded<Number>(at(block[i] + UNIT + j));
+                at(block[i] + j) = rounded<Number>(gate * sigmoid(gate)) * up;
             }
             const int64_t place = (row + i) * l.columns + column;
             for (int64_t j = 0; j < columns; j++)
@@ -88,23 +105,33 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
 template <typename Number>
 int linear(const Linear<Number> &l)
 {
-    const int64_t own = l.gated ? LANES : PANEL, panels = (l.columns + own - 1) / own;
+    const int64_t own = l.gated ? UNIT : PANEL, panels = (l.columns + own - 1) / own;
     const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK, tiles = (l.rows + TALL - 1) / TALL;
     const int64_t width = l.a ? whole_rank(l.rank) : 0, of_a = width / PANEL;
-    const std::unique_ptr<float[]> inner(l.a ? new (std::nothrow) float[l.rows * width] : nullptr);
-    if (l.a && !inner)
+    const int64_t converted = std::is_same_v<Number, Factor<Number>> ? 0 : l.depth;
+    const auto inner = scratch<float>(l.rows * width);
+    const auto copy = scratch<Factor<Number>>(converted * l.rows);
+    const auto weights = scratch<Factor<Number>>(converted * PANEL * l.threads);
+    if (!inner || !copy || !weights)
         return 1;
 #pragma omp parallel num_threads(l.threads)
     {
-        if (inner) {  // no barrier where there is no adapter
+        if (converted) {  // no barrier where nothing is, and where there is no adapter
+#pragma omp for schedule(static)
+            for (int64_t i = 0; i < l.rows; i++)
+                factors(l.x + i * l.depth, l.depth, copy.get() + i * l.depth);
+        }
+        if (l.a) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < tiles * of_a; i++)
                 adapter_tile(l, i / of_a * TALL, i % of_a, inner.get());
         }
+        const auto *x = factors(l.x, 0, copy.get());  // what is converted already
+        auto *mine = weights.get() + converted * PANEL * omp_get_thread_num();
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < blocks * panels; i++) {
-            const int64_t first = i / panels * BLOCK;
-            linear_panel(l, i % panels, first, std::min(first + BLOCK, l.rows), inner.get());
+            const int64_t first = i / panels * BLOCK, end = std::min(first + BLOCK, l.rows);
+            linear_panel(l, i % panels, first, end, x, l.a ? inner.get() : nullptr, mine);
         }
     }
     return 0;
@@ -115,21 +142,23 @@ template int linear(const Linear<Narrow> &l);
 
 // out = left · right, or out += left · right, where left(i, k) = left[i · left_row + k · left_step] and
 // right(k, j) = right[k · right_row + j · right_step].
+template <typename Number, typename Out>
 struct Product {
-    const float *left, *right;
-    float *out;  // [rows, columns]
+    const Number *left, *right;
+    Out *out;  // [rows, columns]
     int64_t rows, columns, depth, left_row, left_step, right_row, right_step, onto, threads;
 };
 
 SIZE_OF(Linear, Linear<float>)
-SIZE_OF(Product, Product)
+SIZE_OF(Product, Product<float, float>)
 
 namespace {
 
-// WIDTH rows or columns of a factor as [depth, WIDTH], padded with zeros:
+// WIDTH rows or columns of a factor as [depth, WIDTH] in float32, padded with zeros:
 // packed(k, j) = from[j · step + k · depth_step].
-template <int WIDTH>
-void pack(const float *from, int64_t size, int64_t step, int64_t depth_step, int64_t depth, float *packed)
+template <int WIDTH, typename Number>
+void pack(const Number *from, int64_t size, int64_t step, int64_t depth_step, int64_t depth,
+          float *packed)
 {
     size = std::min<int64_t>(size, WIDTH);
     if (size < WIDTH)
@@ -139,72 +168,118 @@ void pack(const float *from, int64_t size, int64_t step, int64_t depth_step, int
     else
         for (int64_t k = 0; k < depth; k++)
             for (int64_t j = 0; j < size; j++)
-                packed[k * WIDTH + j] = from[k * depth_step + j * step];
+                packed[k * WIDTH + j] = wide(from[k * depth_step + j * step]);
 }
 
-// Columns of the right factor as [depth, 32].
-void pack_right(const Product &p, int64_t column, float *panel)
-{
-    pack<PANEL>(p.right + column * p.right_step, p.columns - column, p.right_step, p.right_row,
-                p.depth, panel);
-}
+template <typename Number, typename Out>
+struct Multiplication : Product<Number, Out> {
+    using Of = Product<Number, Out>;
+    using Of::left, Of::right, Of::out, Of::rows, Of::columns, Of::depth, Of::left_row;
+    using Of::left_step, Of::right_row, Of::right_step, Of::onto, Of::threads;
 
-// Rows of the left factor as [depth, 8].
-void pack_left(const Product &p, int64_t row, float *packed)
-{
-    pack<TALL>(p.left + row * p.left_row, p.rows - row, p.left_row, p.left_step, p.depth, packed);
-}
-
-// A tile of the result, from rows of the left factor and a packed panel.
-INLINE void finish(const Product &p, int64_t row, int64_t column, Left left, const float *panel)
-{
-    const int64_t rows = std::min<int64_t>(TALL, p.rows - row);
-    const int64_t columns = std::min<int64_t>(PANEL, p.columns - column);
-    float *out = p.out + row * p.columns + column;
-    alignas(4 * LANES) float block[TALL][PANEL] = {};
-    if (p.onto)
-        for (int64_t i = 0; i < rows; i++)
-            std::memcpy(block[i], out + i * p.columns, sizeof(float) * columns);
-    strip<2>(rows, left, p.depth, panel, PANEL, block[0], PANEL);
-    for (int64_t i = 0; i < rows; i++)
-        std::memcpy(out + i * p.columns, block[i], sizeof(float) * columns);
-}
-
-// Each thread packs a panel and multiplies it with all rows, packed before or read in place.
-void by_panels(const Product &p, float *whole, float *panel)
-{
-    const bool in_place = p.left_step == 1;
-#pragma omp for schedule(static)
-    for (int64_t row = 0; row < (in_place ? 0 : p.rows); row += TALL)
-        pack_left(p, row, whole + row * p.depth);
-#pragma omp for schedule(dynamic)
-    for (int64_t column = 0; column < p.columns; column += PANEL) {
-        pack_right(p, column, panel);
-        for (int64_t row = 0; row < p.rows; row += TALL)
-            finish(p, row, column,
-                   in_place ? Left{p.left + row * p.left_row, p.left_row, 1}
-                            : Left{whole + row * p.depth, 1, TALL},
-                   panel);
+    // Columns of the right factor as [depth, 32].
+    void pack_right(int64_t column, float *panel) const
+    {
+        pack<PANEL>(right + column * right_step, columns - column, right_step, right_row, depth,
+                    panel);
     }
-}
 
-// Each thread packs rows and multiplies them with all panels, packed before.
-void by_rows(const Product &p, float *whole, float *rows)
-{
+    // Rows of the left factor as [depth, TALL].
+    void pack_left(int64_t row, float *packed) const
+    {
+        pack<TALL>(left + row * left_row, rows - row, left_row, left_step, depth, packed);
+    }
+
+    // A tile of the result, from rows of the left factor and a packed panel.
+    INLINE void finish(int64_t row, int64_t column, Left some, const float *panel) const
+    {
+        const int64_t tall = std::min<int64_t>(TALL, rows - row);
+        const int64_t broad = std::min<int64_t>(PANEL, columns - column);
+        Out *place = out + row * columns + column;
+        alignas(4 * LANES) float block[TALL][PANEL] = {};
+        for (int64_t i = 0; onto && i < tall; i++)
+            for (int64_t j = 0; j < broad; j++)
+                block[i][j] = wide(place[i * columns + j]);
+        multiply(tall, PANEL, depth, some, panel, PANEL, block[0], PANEL);
+        for (int64_t i = 0; i < tall; i++)
+            for (int64_t j = 0; j < broad; j++)
+                put(block[i][j], place[i * columns + j]);
+    }
+
+    // Rows whose numbers are contiguous are not packed, and converted unless they are float32.
+    bool in_rows() const { return left_step == 1; }
+    bool in_place() const { return in_rows() && std::is_same_v<Number, float>; }
+
+    // Rows of the left factor, or what `prepared` has made of them.
+    Left rows_from(int64_t row, const float *prepared) const
+    {
+        if (!in_rows())
+            return {prepared + row * depth, 1, TALL};
+        if constexpr (std::is_same_v<Number, float>)
+            return {left + row * left_row, left_row, 1};
+        return {prepared + row * depth, depth, 1};
+    }
+
+    // Each thread packs a panel and multiplies it with all rows, prepared before.
+    void by_panels(float *whole, float *panel) const
+    {
 #pragma omp for schedule(static)
-    for (int64_t column = 0; column < p.columns; column += PANEL)
-        pack_right(p, column, whole + column * p.depth);
+        for (int64_t first = 0; first < (in_place() ? 0 : rows); first += TALL)
+            if (in_rows())
+                for (int64_t row = first; row < std::min(first + TALL, rows); row++)
+                    widened(left + row * left_row, depth, whole + row * depth);
+            else
+                pack_left(first, whole + first * depth);
 #pragma omp for schedule(dynamic)
-    for (int64_t first = 0; first < p.rows; first += PACK) {
-        const int64_t end = std::min(first + PACK, p.rows);
-        for (int64_t row = first; row < end; row += TALL)
-            pack_left(p, row, rows + (row - first) * p.depth);
-        for (int64_t column = 0; column < p.columns; column += PANEL)
+        for (int64_t column = 0; column < columns; column += PANEL) {
+            pack_right(column, panel);
+            for (int64_t row = 0; row < rows; row += TALL)
+                finish(row, column, rows_from(row, whole), panel);
+        }
+    }
+
+    // Each thread packs rows and multiplies them with all panels, packed before.
+    void by_rows(float *whole, float *packed) const
+    {
+#pragma omp for schedule(static)
+        for (int64_t column = 0; column < columns; column += PANEL)
+            pack_right(column, whole + column * depth);
+#pragma omp for schedule(dynamic)
+        for (int64_t first = 0; first < rows; first += PACK) {
+            const int64_t end = std::min(first + PACK, rows);
             for (int64_t row = first; row < end; row += TALL)
-                finish(p, row, column, {rows + (row - first) * p.depth, 1, TALL},
-                       whole + column * p.depth);
+                pack_left(row, packed + (row - first) * depth);
+            for (int64_t column = 0; column < columns; column += PANEL)
+                for (int64_t row = first; row < end; row += TALL)
+                    finish(row, column, {packed + (row - first) * depth, 1, TALL},
+                           whole + column * depth);
+        }
     }
-}
+
+    // The right factor is packed as a whole where the left one is longer, else the left one.
+    int compute() const
+    {
+        const bool long_left = !in_rows() && rows > columns;
+        const int64_t of_rows = (rows + TALL - 1) / TALL * TALL;
+        const int64_t of_columns = (columns + PANEL - 1) / PANEL * PANEL;
+        const int64_t whole = (long_left ? of_columns : in_place() ? 0 : of_rows) * depth;
+        const int64_t part = (long_left ? PACK : PANEL) * depth;
+        float *memory =
+            (float *)std::aligned_alloc(4 * UNIT, sizeof(float) * (whole + part * threads));
+        if (!memory)
+            return 1;
+#pragma omp parallel num_threads(threads)
+        {
+            float *mine = memory + whole + part * omp_get_thread_num();
+            if (long_left)
+                by_rows(memory, mine);
+            else
+                by_panels(memory, mine);
+        }
+        std::free(memory);
+        return 0;
+    }
+};
 
 }  // namespace
 
@@ -213,8 +288,8 @@ extern "C" {
 int linear_float32(const Linear<float> *call) { return linear(*call); }
 int linear_bfloat16(const Linear<Narrow> *call) { return linear(*call); }
 
-// Whether the processor adds up products of bfloat16; products of them are not computed without.
-int64_t multiplies_bfloat16()
+// Whether the processor multiplies pairs of bfloat16, as which weights are packed then.
+int64_t multiplies_pairs()
 {
 #ifdef __AVX512BF16__
     return 1;
@@ -223,29 +298,14 @@ int64_t multiplies_bfloat16()
 #endif
 }
 
-// Returns 0, or 1 when out of memory. The right factor is packed as a whole where the left one is
-// longer, else the left one, unless its rows are contiguous and can be read in place.
-int product(const Product *call)
-{
-    const Product &p = *call;
-    const bool long_left = p.left_step != 1 && p.rows > p.columns;
-    const int64_t whole = long_left        ? (p.columns + PANEL - 1) / PANEL * PANEL * p.depth
-                          : p.left_step == 1 ? 0
-                                             : (p.rows + PANEL - 1) / PANEL * PANEL * p.depth;
-    const int64_t part = (long_left ? PACK : PANEL) * p.depth;
-    float *scratch = (float *)std::aligned_alloc(4 * LANES,
-                                              sizeof(float) * (whole + part * p.threads));
-    if (!scratch)
-        return 1;
-#pragma omp parallel num_threads(p.threads)
-    {
-        float *mine = scratch + whole + part * omp_get_thread_num();
-        if (long_left)
-            by_rows(p, scratch, mine);
-        else
-            by_panels(p, scratch, mine);
+// Products return 0, or 1 when out of memory.
+#define PRODUCT(name, Number, Out)                                                                 \
+    int product_##name(const Product<Number, Out> *call)                                           \
+    {                                                                                              \
+        return Multiplication<Number, Out>{*call}.compute();                                       \
     }
-    std::free(scratch);
-    return 0;
-}
+
+PRODUCT(float32, float, float)
+PRODUCT(bfloat16, Narrow, Narrow)
+PRODUCT(bfloat16_to_float32, Narrow, float)
 }

@@ -9,19 +9,26 @@
 #define INLINE inline __attribute__((always_inline))
 
 // What Python compares with its own structure when the library is loaded.
-#define SIZE_OF(name, type)                                                                        \
-    extern "C" int64_t size_of_##name() { return sizeof(type); }
+#define SIZE_OF(name, ...)                                                                         \
+    extern "C" int64_t size_of_##name() { return sizeof(__VA_ARGS__); }
 
 namespace {
 
-constexpr int LANES = 16;             // floats per vector; `dim` is a multiple of it
-constexpr int TALL = 8;               // rows of a tile
-constexpr int PANEL = 2 * LANES;      // columns of a tile
+// Floats per vector, and rows of a tile: a vector is a register of the processor, because GCC keeps
+// wider ones in memory, and the sums of a tile, two vectors per row, leave some registers free.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, TALL = 8;
+#elif defined(__AVX__)
+constexpr int LANES = 8, TALL = 6;
+#else
+constexpr int LANES = 4, TALL = 6;
+#endif
+constexpr int UNIT = 16;              // `dim` and the sizes of feed-forwards are multiples of it
+constexpr int PANEL = 2 * UNIT;       // columns of packed matrices
 constexpr int64_t SMALL = 1 << 14;    // fewer elements are not worth a second thread
 
 typedef float Vector __attribute__((vector_size(4 * LANES), aligned(4)));
-typedef float Half __attribute__((vector_size(2 * LANES), aligned(4)));
-typedef float Quarter __attribute__((vector_size(LANES), aligned(4)));
+typedef float Quad __attribute__((vector_size(16), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(4 * LANES)));
 
 INLINE Vector &at(float *place) { return *(Vector *)place; }
@@ -93,8 +100,12 @@ INLINE const float *widened(const Narrow *from, int64_t size, float *scratch)
 
 INLINE float sum(Vector x)
 {
-    Half h = *(Half *)&x + *((Half *)&x + 1);
-    Quarter q = *(Quarter *)&h + *((Quarter *)&h + 1);
+    const Quad *part = (const Quad *)&x;
+    Quad q = part[0];
+    if constexpr (LANES == 8)
+        q = part[0] + part[1];
+    if constexpr (LANES == 16)
+        q = (part[0] + part[2]) + (part[1] + part[3]);
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
@@ -153,33 +164,36 @@ INLINE void swap_lanes(Vector &low, Vector &high)
     high = __builtin_shuffle(kept, high, second);
 }
 
-template <int SIZE>
+// Transposes LANES rows.
+template <int SIZE = 1>
 INLINE void swap_all(Vector *rows)
 {
-    for (int i = 0; i < LANES; i++)
-        if (!(i & SIZE))
-            swap_lanes<SIZE>(rows[i], rows[i + SIZE]);
-}
-
-template <int SIZE>
-INLINE void add_pairs(Vector *rows)
-{
-    for (int i = 0; i < LANES; i += 2 * SIZE) {
-        swap_lanes<SIZE>(rows[i], rows[i + SIZE]);
-        rows[i] += rows[i + SIZE];
+    if constexpr (SIZE < LANES) {
+        for (int i = 0; i < LANES; i++)
+            if (!(i & SIZE))
+                swap_lanes<SIZE>(rows[i], rows[i + SIZE]);
+        swap_all<2 * SIZE>(rows);
     }
 }
 
-// The sums of 16 rows of 16.
+// The sums of LANES rows.
+template <int SIZE = 1>
 INLINE Vector sums(Vector *rows)
 {
-    add_pairs<1>(rows), add_pairs<2>(rows), add_pairs<4>(rows), add_pairs<8>(rows);
+    if constexpr (SIZE < LANES) {
+        for (int i = 0; i < LANES; i += 2 * SIZE) {
+            swap_lanes<SIZE>(rows[i], rows[i + SIZE]);
+            rows[i] += rows[i + SIZE];
+        }
+        return sums<2 * SIZE>(rows);
+    }
     return rows[0];
 }
 
 // to(k, j) = from(j, k); from_row and to_row are strides of rows
-inline void transpose(const float *from, int64_t from_row, int64_t rows, int64_t columns,
-                      float *to, int64_t to_row)
+template <typename Number>
+void transpose(const Number *from, int64_t from_row, int64_t rows, int64_t columns, float *to,
+               int64_t to_row)
 {
     const int64_t whole = rows / LANES * LANES;
     for (int64_t k = 0; k < columns; k += LANES)
@@ -187,15 +201,14 @@ inline void transpose(const float *from, int64_t from_row, int64_t rows, int64_t
             if (k + LANES <= columns && j < whole) {
                 Vector block[LANES];
                 for (int i = 0; i < LANES; i++)
-                    block[i] = at(from + (j + i) * from_row + k);
-                swap_all<1>(block), swap_all<2>(block);
-                swap_all<4>(block), swap_all<8>(block);
+                    block[i] = load(from + (j + i) * from_row + k);
+                swap_all(block);
                 for (int i = 0; i < LANES; i++)
                     at(to + (k + i) * to_row + j) = block[i];
             } else
                 for (int64_t i = j; i < std::min(j + LANES, rows); i++)
                     for (int64_t l = k; l < std::min(k + LANES, columns); l++)
-                        to[l * to_row + i] = from[i * from_row + l];
+                        to[l * to_row + i] = wide(from[i * from_row + l]);
 }
 
 }  // namespace
