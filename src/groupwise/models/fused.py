@@ -154,7 +154,7 @@ def can_use_fused(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
     """How the layers of a model call their attention, where `FusedBackbone` can compute it; else
     None.
 
-    Two short sequences run through the model's own layers and through fused ones, at the first
+    Two short sequences run through the layers of an update and through fused ones, at the first
     positions and at late ones, where some models scale their queries. In 16 bits, rounding would
     hide what another rotation does to random weights, so there each kind of layer is also tried by
     itself in float32.
@@ -185,7 +185,8 @@ def _tried(backbone: Backbone, ids: Tensor, places: Tensor) -> Calls:
         ValueError: fused layers give other hidden states.
     """
     attend = TwoRows()
-    own = backbone.hidden(ids, places, attend)
+    with active().training_layers(backbone.model):  # what the rollout must agree with
+        own = backbone.hidden(ids, places, attend)
     fused = FusedBackbone(backbone, attend.calls, positions=int(places.max()) + 1)
     _require_close(fused.hidden(ids, places, TwoRows()), own)
     if own.dtype != torch.float32:

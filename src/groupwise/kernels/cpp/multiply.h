@@ -61,6 +61,8 @@ INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, in
 {
     for (; rows >= TALL; rows -= TALL, left.data += TALL * left.row, out += TALL * out_row)
         tile<TALL, VECTORS, Term>(left, depth, right, right_row, out, out_row);
+    for (; rows >= 4; rows -= 4, left.data += 4 * left.row, out += 4 * out_row)
+        tile<4, VECTORS, Term>(left, depth, right, right_row, out, out_row);
     for (; rows >= 2; rows -= 2, left.data += 2 * left.row, out += 2 * out_row)
         tile<2, VECTORS, Term>(left, depth, right, right_row, out, out_row);
     if (rows)
