@@ -5,7 +5,7 @@
 
 A part whose file holds figures of this commit is not measured again, so a run that was interrupted,
 or that its limit of time has ended, goes on where it was. Nothing is measured on a busy machine
-unless --anyway is given.
+unless --anyway is given. Processors without AVX-512 have a folder of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import HERE, commit_measured, cores, say
+from harness import HERE, commit_measured, cores, processor, say
 
 IDLE = 0.15
 """Running processes per core, averaged over a minute, up to which a machine counts as idle."""
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def file(self) -> Path:
-        return HERE / "results" / f"{self.name}.json"
+        return folder() / f"{self.name}.json"
 
     @property
     def command(self) -> list[str]:
@@ -83,6 +83,12 @@ GPU_PARTS = (
 )  # fmt: skip
 """What the limit of time may cut off comes last. Every part has a file of its own, and no case is
 in two of them."""
+
+
+def folder() -> Path:
+    """Where the results of this machine's processor are."""
+    found = HERE / "results"
+    return found if "avx512f" in processor() else found / "without-avx512"
 
 
 def main() -> None:

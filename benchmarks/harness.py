@@ -248,7 +248,7 @@ def hardware() -> dict[str, Any]:
     import torch
 
     found: dict[str, Any] = {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "memory_gb": round(psutil.virtual_memory().total / 2**30),
         "load_before": os.getloadavg()[0],
@@ -259,7 +259,8 @@ def hardware() -> dict[str, Any]:
     return found
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, and those of its instructions on which figures depend most."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

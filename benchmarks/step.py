@@ -33,8 +33,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import harness
 import torch
+
+import harness
 from harness import Report, of, ratios, say, spread
 from shapes import SHAPES, as_text, random_prompts, save_model, word_problems_of_bundled
 

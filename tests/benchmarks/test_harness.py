@@ -152,6 +152,10 @@ def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> 
     assert verdicts[:2] == ["yes", "no"]
     assert re.search(r"\| step +\| embedded ", page) and "not measured" in page
     assert "python it" in page and page.endswith("## Notes\n")
+    assert "Without AVX-512" not in page
+    both = results.page({}, "## Notes", narrow=found)
+    _, narrow = both.split("## Without AVX-512")
+    assert re.search(r"\| medium-recommended .*≥ 6 ", narrow) and "python it" in narrow
 
 
 def test_figures_that_are_held_against_other_cases_or_points(load) -> None:
@@ -166,8 +170,9 @@ def test_figures_that_are_held_against_other_cases_or_points(load) -> None:
         {"case": "group", "growth": {"time": 0.9}},
     ]
     found = {"step": [{"cases": rows}], "scaling": [{"cases": points}]}
+    table = results.against_targets(found, results._targets())
     lines = {tuple(c.strip() for c in line.split("|")[1:4]): line.split("|")[5:8]
-             for line in results.against_targets(found).splitlines()}  # fmt: skip
+             for line in table.splitlines()}  # fmt: skip
     cells = {key: [c.strip() for c in value] for key, value in lines.items()}
     assert cells["step", "embedded beside 2", "speedup"] == ["5.5", "≥ 5", "yes"]
     assert cells["step", "embedded", "first over later"] == ["1.4", "≤ 1.3", "no"]
@@ -177,7 +182,7 @@ def test_figures_that_are_held_against_other_cases_or_points(load) -> None:
 
 def test_every_target_names_a_case_that_exists(load) -> None:
     results = load("results")
-    for target in results._targets():
+    for target in [*results._targets(), *results._targets_without_avx512()]:
         module = load(target.benchmark)
         known = module.AXES if target.benchmark == "scaling" else module.CASES
         assert target.case.partition(" beside ")[0] in known
@@ -213,7 +218,10 @@ def test_all_benchmarks_wait_for_an_idle_machine_and_skip_what_is_measured(
         bench.main()
     monkeypatch.setattr(bench, "HERE", tmp_path)
     (part, *_) = bench.PARTS
-    part.file.parent.mkdir()
+    for name, place in (("A avx512f", "results"), ("A", "results/without-avx512")):
+        monkeypatch.setattr(bench, "processor", lambda name=name: name)
+        assert part.file.parent == tmp_path / place
+    part.file.parent.mkdir(parents=True)
     for found, measured in (
         ({"commit": "a", "finished": True}, True),
         ({"commit": "b", "finished": True}, False),

@@ -52,11 +52,10 @@ TRIED = 4 * LANES
 
 
 class use_cpu_kernels:
-    """Re-entrant context manager that routes supported CPU modules to the kernels: in bfloat16
-    norms and feed-forwards, in float32 also linear layers and embeddings, and linear layers where
-    no other library multiplies bfloat16. Gradients are for
-    `backward()`: they are added to those that weights have already, and `torch.autograd.grad` does
-    not return them.
+    """Re-entrant context manager that routes supported CPU modules to the kernels: norms and
+    feed-forwards; in float32 embeddings too; and linear layers in float32, or in bfloat16 where
+    PyTorch has no fast products of it. Gradients are for `backward()`: they are added to those that
+    weights have already, and `torch.autograd.grad` does not return them.
 
     Linear layers and embeddings are recognised by their type. Norms and feed-forwards are tried
     when this is made, and routed only where they have no other parts and the kernel reproduces
