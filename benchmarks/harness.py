@@ -298,7 +298,10 @@ class Report:
         self.cases: list[dict[str, Any]] = []
         self.content: dict[str, Any] = {
             "benchmark": name,
-            "command": shlex.join(["python", f"benchmarks/{name}.py", *sys.argv[1:]]),
+            "command": shlex.join(
+                ["python", f"benchmarks/{name}.py"]
+                + [word.removeprefix(f"{HERE.parent}/") for word in sys.argv[1:]]
+            ),
             "quick": options.quick,
             "threads": options.threads,
             "busy": options.busy,
