@@ -253,6 +253,7 @@ def test_a_structure_of_another_size_is_refused(monkeypatch: pytest.MonkeyPatch)
 CAPPED = """
 import shutil, sys, torch
 from groupwise.kernels import build
+from groupwise.kernels.build import library
 from groupwise.kernels.cpu import PackedLinear
 from groupwise.kernels.onednn import ReorderedLinear, dtypes
 torch.manual_seed(0)
@@ -262,7 +263,7 @@ assert error < 1e-4, error
 for dtype in dtypes():
     found = ReorderedLinear(weight.to(dtype), None, rows=32)(x[:32].to(dtype)).float()
     assert (found - x[:32] @ weight.t()).abs().max() < (1e-4 if dtype == torch.float32 else 1)
-print(torch.backends.cpu.get_cpu_capability(), build.library().multiplies_pairs())
+print(torch.backends.cpu.get_cpu_capability(), library().multiplies_pairs())
 print(build._built(shutil.which("g++"), build._private(build.cache_folder()), build._kernels()))
 """
 

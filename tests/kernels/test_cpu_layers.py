@@ -395,6 +395,17 @@ def test_layers_in_16_bits_have_the_output_and_the_gradients_of_pytorchs(
             torch.testing.assert_close(one, other, atol=2e-2, rtol=1e-2)
 
 
+def test_a_rollout_in_16_bits_multiplies_as_an_update_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where oneDNN does not multiply bfloat16; float32 layers are laid out for it as elsewhere."""
+    monkeypatch.setattr(onednn, "dtypes", lambda: frozenset({torch.float32}))
+    for dtype, name in ((torch.bfloat16, "_linear"), (torch.float32, "_forward.<locals>.forward")):
+        model = nn.Sequential(nn.Linear(300, 260)).to(dtype)
+        with Auto().inference_layers(model, rows=8), torch.inference_mode():
+            assert vars(model[0])["forward"].__qualname__ == name
+            assert model(torch.randn(8, 300).to(dtype)).dtype == dtype
+        assert "forward" not in vars(model[0])
+
+
 def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "compiled", lambda: None)
     model = nn.Sequential(nn.Linear(300, 300))

@@ -1,5 +1,5 @@
-"""Float32 operations of rollouts and updates on a CPU, in C++ (`cpp/`); norms and activations in
-bfloat16 too.
+"""Operations of rollouts and updates on a CPU, in C++ (`cpp/`): in float32, and most of them in
+bfloat16 with sums in float32.
 
 A decoding step of a small model is hundreds of operations of a few microseconds each. A PyTorch
 operation takes ten microseconds to start, and reads and writes whole tensors. Here products also
