@@ -17,8 +17,7 @@ With `--busy N`, both sides are measured beside N processes that never wait; suc
 The cases ending in @one-pass give TRL its whole batch at once; in all others it takes 8 rows per
 pass, its default. "recommended" is bfloat16 with float32 masters here, and TRL's defaults there:
 bfloat16 autocast and gradient checkpointing; or float32 without checkpointing, its fastest, where
-the processor has no products of bfloat16, whose place others take at a seventh of the speed or
-less. `computed_share` is the share of completions that our
+PyTorch has no fast products of bfloat16. `computed_share` is the share of completions that our
 update computes: those of a group with equal rewards have no gradient and are left out.
 """
 
@@ -36,6 +35,7 @@ from typing import Any
 import torch
 
 import harness
+from groupwise.kernels import onednn
 from harness import Report, of, ratios, say, spread
 from shapes import SHAPES, as_text, random_prompts, save_model, word_problems_of_bundled
 
@@ -82,8 +82,8 @@ def _cases() -> dict[str, Case]:
         shape="42m", precision="float32", prompts=8, group=8, prompt=129, completion=128, peer=FP32
     )
     long = replace(medium, group=16, prompt=512)
-    narrow = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    recommended = {"precision": "bfloat16", "peer": {} if narrow else FP32}
+    fast = torch.bfloat16 in onednn.dtypes()
+    recommended = {"precision": "bfloat16", "peer": {} if fast else FP32}
     half = Case(
         shape="qwen2.5-0.5b", precision="float32", prompts=2, group=8, prompt=256, completion=64,
         peer=FP32, apart=True,

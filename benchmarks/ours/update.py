@@ -13,7 +13,7 @@ from torch import nn
 
 from groupwise.algorithms import bind
 from groupwise.config import Config
-from groupwise.kernels import active
+from groupwise.kernels import active, onednn
 from groupwise.models import Backbone
 from groupwise.rollouts import GroupEngine
 from groupwise.types import Prompt, Request, Sampling
@@ -39,7 +39,7 @@ def matmul_peak(*, precision: str, size: int, tries: int = 5) -> float:
     own."""
     a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPES[precision]) for _ in range(2))
     found = [seconds_of(lambda: active().linear(a, b)) for _ in range(tries)]
-    if CUDA or precision == "float32" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if CUDA or precision == "float32" or torch.bfloat16 in onednn.dtypes():
         out = a @ b
         found += [seconds_of(lambda: torch.mm(a, b, out=out)) for _ in range(tries)]
     return 2 * size**3 / min(found)

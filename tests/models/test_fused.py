@@ -219,7 +219,7 @@ def written(made: FusedBackbone) -> tuple[list[Tensor], GroupCache]:
     return states, cache
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "config",
     [

@@ -26,7 +26,7 @@ from tiny_models import SHAPE, random_model, tiny_policy
 pytestmark = pytest.mark.skipif(
     not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"
 )
-TYPES = [torch.float32, pytest.param(torch.bfloat16)]
+TYPES = [torch.float32, torch.bfloat16]
 BIASES = {"attention_bias": True, "mlp_bias": True}
 CONFIGS = {
     "plain": LlamaConfig(**SHAPE, head_dim=16),

@@ -166,8 +166,8 @@ def can_use_cpu(*tensors: Tensor) -> bool:
 
 
 def can_multiply(*tensors: Tensor) -> bool:
-    """Whether `matmul` computes the products of these factors: float32 on a CPU, and bfloat16 where
-    oneDNN has no products of it, which takes PyTorch seven times as long as float32."""
+    """Whether `matmul` computes the products of these factors on a CPU: those of float32, and of
+    bfloat16 where oneDNN has none. PyTorch's own take seven times as long as float32 there."""
     if can_use_cpu(*tensors):
         return True
     return (

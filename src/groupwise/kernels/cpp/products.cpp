@@ -1,6 +1,5 @@
-// Products of large matrices: with a packed weight in a rollout, in float32 or bfloat16; of any two
-// in an update, in float32. Both
-// factors are packed into panels of a tile's width, so that the micro-kernel of multiply.h reads
+// Products of large matrices, in float32 or bfloat16 with sums in float32: with a packed weight in a
+// rollout, and of any two in an update. Both factors are packed into panels of a tile's width, so that the micro-kernel of multiply.h reads
 // them in order (GEBP: Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
 // 2008).
 
