@@ -17,7 +17,7 @@ from typing import Any
 import bounds
 import cluster
 import critic_step
-import kernels
+import kernel_gains
 import memory
 import preferences
 import rollouts
@@ -45,7 +45,7 @@ COLUMNS = {
     "step": step.COLUMNS,
     "rollouts": rollouts.COLUMNS,
     "update": update.COLUMNS,
-    "kernels": kernels.COLUMNS,
+    "kernels": kernel_gains.COLUMNS,
     "scaling": scaling.COLUMNS,
     "start": start.COLUMNS,
     "memory": memory.COLUMNS,
@@ -55,7 +55,7 @@ COLUMNS = {
     "cluster": cluster.COLUMNS,
 }
 ABOUT = {"step": step.__doc__, "rollouts": rollouts.__doc__, "update": update.__doc__,
-         "kernels": kernels.__doc__, "scaling": scaling.__doc__,
+         "kernels": kernel_gains.__doc__, "scaling": scaling.__doc__,
          "start": start.__doc__,
          "memory": memory.__doc__, "preferences": preferences.__doc__,
          "critic_step": critic_step.__doc__, "tools": tools.__doc__,

@@ -49,6 +49,9 @@ SHAPES = {
     ),
 }
 
+ON_A_GPU = {"0.5b": 16384, "1.5b": 8192, "3b": 4096}
+"""Qwen2.5's sizes, and tokens per microbatch that 80 GB hold in full fine-tuning."""
+
 
 def save_model(shape: Shape, folder: str | Path, *, seed: int = 0) -> str:
     """Write a model with random weights and its tokenizer; returns the folder."""
@@ -69,7 +72,8 @@ def save_model(shape: Shape, folder: str | Path, *, seed: int = 0) -> str:
         pad_token_id=0,
     )
     torch.manual_seed(seed)
-    model: Any = Qwen2ForCausalLM(config)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model: Any = Qwen2ForCausalLM(config)
     if model.num_parameters() > LARGE:
         model = model.to(torch.bfloat16)
     model.save_pretrained(folder)

@@ -14,6 +14,9 @@ The cases named cpu-0.5b-… have the shape of Qwen2.5-0.5B, 2 prompts of 256 to
 With `--busy N`, both sides are measured beside N processes that never wait; such cases end in
 "beside N".
 
+The cases named gpu-… are for a card of 80 GB, whose larger microbatches ours uses. In @liger, TRL
+computes with Liger's kernels, without checkpointing and 16 rows per pass.
+
 The cases ending in @one-pass give TRL its whole batch at once; in all others it takes 8 rows per
 pass, its default. "recommended" is bfloat16 with float32 masters here, and TRL's defaults there:
 bfloat16 autocast and gradient checkpointing; or float32 without checkpointing, its fastest, where
@@ -37,7 +40,7 @@ import torch
 import harness
 from groupwise.kernels import onednn
 from harness import Report, of, ratios, say, spread
-from shapes import SHAPES, as_text, random_prompts, save_model, word_problems_of_bundled
+from shapes import ON_A_GPU, SHAPES, as_text, random_prompts, save_model, word_problems_of_bundled
 
 COLUMNS = (
     "case", "precision", "ours_seconds", "peer_seconds", "speedup", "ours_peak_mb", "peer_peak_mb",
@@ -91,11 +94,12 @@ def _cases() -> dict[str, Case]:
     card = {
         f"gpu-{shape}-g{group}": Case(
             shape=f"qwen2.5-{shape}", precision="bfloat16", prompts=128 // group, group=group,
-            prompt=256, completion=512,
+            prompt=256, completion=512, ours={"update": {"tokens_per_microbatch": tokens}},
         )
-        for shape in ("0.5b", "1.5b", "3b")
+        for shape, tokens in ON_A_GPU.items()
         for group in (8, 16)
     }  # fmt: skip
+    liger = {"use_liger_kernel": True, "gradient_checkpointing": False, "rows_per_pass": 16}
     return {
         "embedded": embedded,
         "embedded@8-rows": replace(embedded, peer=FP32),
@@ -115,6 +119,7 @@ def _cases() -> dict[str, Case]:
         "cpu-0.5b-recommended": replace(half, **recommended),
         "cpu-0.5b-lora": replace(half, **recommended, rank=16),
         **card,
+        "gpu-0.5b-g8@liger": replace(card["gpu-0.5b-g8"], peer=liger),
         "gpu-1.5b-g8-lora": replace(card["gpu-1.5b-g8"], rank=16),
         "gpu-3b-g8-qlora": replace(card["gpu-3b-g8"], rank=16, quantized=True),
     }

@@ -23,7 +23,7 @@ from typing import Any
 
 import harness
 from harness import Report, of, ratios, say, spread
-from shapes import SHAPES, random_prompts, save_model
+from shapes import ON_A_GPU, SHAPES, random_prompts, save_model
 
 COLUMNS = (
     "case", "precision", "ours_seconds", "bound_seconds", "over_bound", "with_attention",
@@ -43,6 +43,7 @@ class Case:
     completion: int
     shape: str = "42m"
     prompts: int = 8
+    tokens_per_microbatch: int | None = None
 
 
 def _cases() -> dict[str, Case]:
@@ -64,10 +65,10 @@ def _cases() -> dict[str, Case]:
         **{
             f"gpu-{what}-{shape}": Case(
                 what=what, shape=f"qwen2.5-{shape}", precision="bfloat16", prompts=16, prompt=256,
-                group=8, completion=512,
+                group=8, completion=512, tokens_per_microbatch=tokens,
             )
             for what in ("update", "decode")
-            for shape in ("0.5b", "1.5b", "3b")
+            for shape, tokens in ON_A_GPU.items()
         },
     }  # fmt: skip
 
@@ -92,6 +93,7 @@ def measure(name: str, case: Case, options: argparse.Namespace, report: Report) 
             "prompts": random_prompts(shape, count=case.prompts, tokens=case.prompt),
             "group": case.group,
             "completion": case.completion,
+            "tokens_per_microbatch": case.tokens_per_microbatch,
         }
         worker, versions = harness.start(stack, "ours/update.py", spec)
         report.version("ours", versions)

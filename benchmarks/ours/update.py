@@ -68,7 +68,8 @@ class Measured:
         self.learner = TorchLearner(
             self.policy,
             optimizer=OptimizerSettings(),
-            tokens_per_microbatch=Config().update.tokens_per_microbatch,
+            tokens_per_microbatch=spec["tokens_per_microbatch"]
+            or Config().update.tokens_per_microbatch,
         )
         generator = torch.Generator().manual_seed(0)
         rows = len(spec["prompts"]) * spec["group"]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from groupwise.kernels import cpu, cpu_layers, flex, onednn
+from groupwise.kernels import cpu, flex, gpu, layers, onednn
 from groupwise.kernels.build import compiled, shapes_only
 from groupwise.kernels.decoder import CpuDecoder
 from groupwise.kernels.decoding import decode_attention
+from groupwise.kernels.gpu_decoder import GpuDecoder
+from groupwise.kernels.graphs import DecodingGraphs
 from groupwise.kernels.interface import (
     BACKENDS,
     Affine,
@@ -26,11 +28,12 @@ from groupwise.kernels.interface import (
 from groupwise.kernels.reference import Reference
 from groupwise.kernels.tree_attention import tree_attention
 
-CPP = cpu_layers.KINDS | {
+CPP = layers.KINDS | {
     "matmul", "low_rank", "draw", "prefill_attention", "tree_attention", "decode_attention",
     "decoder",
 }  # fmt: skip
-KERNELS = CPP | {"onednn_layers", "flex"}
+GPU = ("flex", "triton", "graphs")
+KERNELS = CPP | {"onednn_layers", *GPU}
 """Names of the kernels, each of which can be turned off."""
 
 
@@ -45,14 +48,15 @@ class Auto(Reference):
         if unknown := without - KERNELS:
             raise ValueError(f"unknown kernels: {', '.join(sorted(unknown))}")
         self.on = KERNELS - without
+        self.graphs: DecodingGraphs | None = None
 
     def description(self, device: torch.device) -> str:
         if device.type == "cuda":
-            return "flex" if "flex" in self.on else "torch"
+            return "+".join(name for name in GPU if name in self.on) or "torch"
         if device.type != "cpu":
             return "torch"
         used = ["cpp"] if self.on & CPP and compiled() is not None else []
-        used += ["onednn"] if self.on - CPP - {"flex"} and onednn.dtypes() else []
+        used += ["onednn"] if "onednn_layers" in self.on and onednn.dtypes() else []
         return "+".join(used) or "torch"
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
@@ -87,6 +91,8 @@ class Auto(Reference):
     def draw(self, logits: Tensor, uniform: Tensor, *, temperature: float) -> tuple[Tensor, Tensor]:
         if "draw" in self.on and cpu.can_use_cpu(logits):
             return cpu.draw_tokens(logits, uniform, temperature=temperature)
+        if self._on_gpu(logits):
+            return gpu.draw(logits, uniform, temperature=temperature)
         return super().draw(logits, uniform, temperature=temperature)
 
     def causal_attention(
@@ -136,10 +142,17 @@ class Auto(Reference):
         value: Tensor,
         **how: Any,
     ) -> Tensor:
-        if not self._attends("decode_attention", query, key, value, **how):
-            return super().decode_attention(rows, layer, query, key, value, **how)
-        scaling, window = how["scaling"], how["window"]
-        return decode_attention(rows, layer, query, key, value, scaling=scaling, window=window)
+        if self._attends("decode_attention", query, key, value, **how):
+            scaling, window = how["scaling"], how["window"]
+            return decode_attention(rows, layer, query, key, value, scaling=scaling, window=window)
+        if rows.order is None and self._on_gpu(query, key, value, *layer.tensors()):
+            return gpu.decode_attention(rows, layer, query, key, value, **how)
+        if query.is_cuda and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("attention reads the lengths of completions on the CPU")
+        return super().decode_attention(rows, layer, query, key, value, **how)
+
+    def _on_gpu(self, *tensors: Tensor) -> bool:
+        return "triton" in self.on and gpu.can_use_gpu(*tensors)
 
     def _attends(
         self,
@@ -154,15 +167,18 @@ class Auto(Reference):
         return name in self.on and cpu.can_use_attention(query, key, value, softcap=softcap)
 
     def training_layers(self, model: nn.Module) -> AbstractContextManager[None]:
-        return cpu_layers.use_cpu_kernels(model, kinds=self.on & cpu_layers.KINDS)
+        devices = ("cpu", "cuda") if "triton" in self.on else ("cpu",)
+        return layers.use_kernels(model, kinds=self.on & layers.KINDS, devices=devices)
 
     def inference_layers(self, model: nn.Module, *, rows: int) -> AbstractContextManager[None]:
+        if any(p.is_cuda for p in model.parameters()):
+            return self.training_layers(model)
         if "onednn_layers" not in self.on:
             return super().inference_layers(model, rows=rows)
         if torch.bfloat16 not in onednn.dtypes() and any(
             p.dtype == torch.bfloat16 for p in model.parameters()
         ):
-            return cpu_layers.use_cpu_kernels(model, kinds=self.on & {"training_linear"})
+            return layers.use_kernels(model, kinds=self.on & {"training_linear"})
         return onednn.reordered_layers(model, rows=rows)
 
     def shapes_only(self) -> AbstractContextManager[None]:
@@ -179,9 +195,22 @@ class Auto(Reference):
         rotation: tuple[Tensor, Tensor],
         head: Affine | None,
     ) -> Decoder | None:
-        if "decoder" not in self.on or not cpu.multiplies(norm.weight.dtype):
+        if self._on_gpu(norm.weight):
+            return GpuDecoder(layers, norm=norm, rotation=rotation, head=head)
+        on_cpu = norm.weight.device.type == "cpu" and cpu.multiplies(norm.weight.dtype)
+        if "decoder" not in self.on or not on_cpu:
             return None
         return CpuDecoder(layers, norm=norm, rotation=rotation, head=head)
+
+    def replayed(
+        self, hidden: Callable[..., Tensor], *, device: torch.device, dtype: torch.dtype
+    ) -> Callable[..., Tensor]:
+        if not {"triton", "graphs"} <= self.on or not gpu.works(device, dtype):
+            return hidden
+        if self.graphs is not None and not self.graphs.works:
+            return hidden
+        self.graphs = DecodingGraphs(hidden, before=self.graphs)
+        return self.graphs
 
 
 BACKENDS["auto"] = Auto

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from groupwise.errors import warn
 from groupwise.kernels.structures import prepare
@@ -86,9 +87,25 @@ def shapes_only() -> Iterator[None]:
         _without_content.pop()
 
 
+@contextmanager
+def real_tensors() -> Iterator[None]:
+    """Context manager in which kernels compute even inside `shapes_only` or beside fake tensors."""
+    outside, _without_content[:] = [*_without_content], []
+    try:
+        with _disable_current_modes():
+            yield
+    finally:
+        _without_content[:] = outside
+
+
 def takes(x: torch.Tensor) -> bool:
     """Whether kernels accept a tensor: one with memory, or a fake one inside `shapes_only`."""
     return (type(x) in (torch.Tensor, torch.nn.Parameter)) != bool(_without_content)
+
+
+def takes_fake_tensors() -> bool:
+    """Whether this is inside `shapes_only`."""
+    return bool(_without_content)
 
 
 class _Nothing:

@@ -377,6 +377,18 @@ class Backend(Protocol):
         """A decoder of these layers, or None where the model's own modules have to compute."""
         ...
 
+    def replayed(
+        self, hidden: Callable[..., Tensor], *, device: torch.device, dtype: torch.dtype
+    ) -> Callable[..., Tensor]:
+        """`hidden` of a model for one rollout, its decoding steps without a launch per operation
+        where the device allows that.
+
+        Args:
+            hidden: takes tokens, positions and attention, as that of a `Backbone` does.
+            dtype: of the model's states.
+        """
+        ...
+
 
 BACKENDS: dict[str, Callable[[], Backend]] = {}
 """Backends by their names in `model.kernels`; where one is missing, the reference computes."""

@@ -3,7 +3,7 @@ what the kernels are tested against."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TypeGuard
@@ -223,6 +223,11 @@ class Reference:
         """None: the model's own modules are the definition."""
         return None
 
+    def replayed(
+        self, hidden: Callable[..., Tensor], *, device: torch.device, dtype: torch.dtype
+    ) -> Callable[..., Tensor]:
+        return hidden
+
 
 BACKENDS["torch"] = Reference
 
@@ -405,11 +410,11 @@ def accumulable_grad(weight: Tensor) -> Tensor | None:
     return weight.grad if weight.grad is not None and weight.grad.is_contiguous() else None
 
 
-def is_plain_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer on a CPU is x · Wᵀ + bias and nothing else."""
+def is_plain_linear(layer: nn.Module, device: str = "cpu") -> TypeGuard[nn.Linear]:
+    """Whether a layer on a device of this type is x · Wᵀ + bias and nothing else."""
     return (
         type(layer) is nn.Linear
         and "forward" not in vars(layer)
         and not is_traceable_wrapper_subclass(layer.weight)  # torchao's, for example
-        and layer.weight.device.type == "cpu"
+        and layer.weight.device.type == device
     )

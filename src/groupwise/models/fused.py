@@ -39,9 +39,9 @@ SIMPLE = (bool, int, float, str, type(None))
 
 
 class FusedBackbone:
-    """A `Backbone` for rollouts on a CPU. Records no gradient.
+    """A `Backbone` for rollouts. Records no gradient.
 
-    Matrices are copied at construction; later changes of the weights are not seen.
+    On a CPU, matrices are copied at construction; later changes of the weights are not seen.
 
     Args:
         backbone: of a model for which `can_use_fused` gave the `calls`.
@@ -56,7 +56,7 @@ class FusedBackbone:
         norm, head = _norm(backbone.decoder.norm), backbone.head
         narrow = norm.weight.dtype != torch.float32
         fits = (
-            is_plain_linear(head)
+            is_plain_linear(head, backbone.device.type)
             and backbone.plain_head
             and head.weight.dtype == norm.weight.dtype
             and not (narrow and backbone.fp32_logits)
@@ -161,7 +161,7 @@ def can_use_fused(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
     """
     config = backbone.model.config.get_text_config()
     late = min(getattr(config, "max_position_embeddings", None) or tokens, LATE) - tokens
-    ids = torch.arange(2 * tokens) % config.vocab_size
+    ids = torch.arange(2 * tokens, device=backbone.device) % config.vocab_size
     training = backbone.model.training
     backbone.model.eval()
     try:
@@ -169,7 +169,7 @@ def can_use_fused(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
             return None
         calls: Calls = {}
         for first in (0, max(0, late)):
-            places = (first + torch.arange(tokens)).repeat(2)
+            places = (first + torch.arange(tokens, device=backbone.device)).repeat(2)
             calls = _tried(backbone, ids, places)
     except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
         return None
@@ -226,7 +226,7 @@ def _try_in_float32(
         head=None,
     )
     assert made is not None, "16 bits are fused only where float32 is"
-    embedded, row = alone.get_input_embeddings()(ids), torch.arange(len(ids))
+    embedded, row = alone.get_input_embeddings()(ids), torch.arange(len(ids), device=ids.device)
     _require_close(made.hidden(embedded, row, TwoRows()), own)
 
 
@@ -263,8 +263,9 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
     # The module of the embeddings itself is called, and checkpointing puts a hook there.
     inside = [module for module in decoder.modules() if module is not embeddings]
     some, rotation = torch.linspace(-8, 8, 33), decoder.rotary_emb.rope_type
+    device = backbone.device.type
     return (
-        all(is_plain_linear(each) for each in linear)
+        all(is_plain_linear(each, device) for each in linear)
         and all(
             id(parameter) in used and parameter.dtype == decoder.norm.weight.dtype
             for parameter in decoder.parameters()
@@ -275,7 +276,10 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
         # These rotations depend on the length of the sequence.
         and "dynamic" not in rotation
         and rotation != "longrope"
-        and sum(each.weight.nbytes for each in [*linear, backbone.head]) <= COPY_LIMIT
+        and (
+            device != "cpu"  # where nothing is copied
+            or sum(each.weight.nbytes for each in [*linear, backbone.head]) <= COPY_LIMIT
+        )
     )
 
 

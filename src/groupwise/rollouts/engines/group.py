@@ -117,7 +117,10 @@ class GroupEngine:
     def _laid_out(self, rollout: _Rollout) -> AbstractContextManager[None]:
         """A context in which a rollout computes with copies of the current weights."""
         fused = self._fused(positions=rollout.positions)
-        rollout.backbone = fused or Backbone.of(self.policy.model)
+        rollout.backbone = backbone = fused or Backbone.of(self.policy.model)
+        rollout.hidden = active().replayed(
+            backbone.hidden, device=rollout.device, dtype=self.policy.model.dtype
+        )
         if fused is not None:
             return nullcontext()
         return active().inference_layers(self.policy.model, rows=self.max_rows)
@@ -165,6 +168,7 @@ class _Rollout:
         self.policy, self.requests, self.sampling = policy, requests, sampling
         self.newest, self.version = version, -2  # followed before the first step
         self.backbone: Backbone | FusedBackbone = Backbone.of(policy.model)
+        self.hidden: Callable[..., Tensor] = self.backbone.hidden
         self.device = self.backbone.device
         self.positions = limits.prompt + limits.suffix
         self.group = limits.group
@@ -275,7 +279,7 @@ class _Rollout:
         self.cache.prompt_length[slots], self.cache.start[slots] = lengths, self.clock
         places = torch.arange(time, device=self.device).repeat(len(requests))
         attend = Prefill(cache=self.cache, slots=slots, time=time)
-        hidden = self.backbone.hidden(ids.flatten().to(self.device), places, attend)
+        hidden = self.hidden(ids.flatten().to(self.device), places, attend)
         last = torch.arange(len(requests), device=self.device) * time + lengths - 1
         fresh = self._rows_to_write(first, begun=False)
         if len(fresh.rows):
@@ -321,7 +325,7 @@ class _Rollout:
             order=order,
         )
         position = self.cache.prompt_length[live.slot] + live.time
-        hidden = self.backbone.hidden(live.token, position, attend)
+        hidden = self.hidden(live.token, position, attend)
         self.clock += 1
         if last is not None:
             live, hidden = live.keep(last), hidden[last]

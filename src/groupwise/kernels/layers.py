@@ -1,4 +1,4 @@
-"""Layers of an update on a CPU, forward and backward by C++ kernels.
+"""Layers of an update, forward and backward by kernels: in C++ on a CPU, in Triton on a GPU.
 
     products      y = x Wᵀ + b,    dx = dy W,    dW = dyᵀ x,    db = Σ dy
     norms         x · w / √(mean(x²) + ε)
@@ -7,18 +7,19 @@
 Norms and activations, which `transformers` writes as ten operations and their gradients, are one
 each, and save nothing for the backward pass but their inputs; in bfloat16 too, and where adapters
 or 4-bit weights compute the products. silu(gate(x)) · up(x), which the product after it would save,
-is computed again in the backward pass: a quarter of the activations. Embeddings are for float32.
+is computed again in the backward pass: a quarter of the activations.
 
-Products are for float32, which PyTorch leaves to MKL: on an AMD EPYC these are 3 to 15 % faster.
-Unlike oneDNN, they compile nothing per number of rows, which differs from microbatch to microbatch.
-They are for bfloat16 too on processors without AVX-512, where PyTorch has no fast ones.
+The rest is for CPUs. Embeddings are for float32. Products are for float32, which PyTorch leaves to
+MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike oneDNN, they compile nothing per number of
+rows, which differs from microbatch to microbatch. They are for bfloat16 too on processors without
+AVX-512, where PyTorch has no fast ones.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Collection, Iterator, Set
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any
@@ -29,17 +30,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _disable_current_modes
 
+from groupwise.kernels import cpu, gpu
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import (
-    LANES,
-    TYPES,
-    can_multiply,
-    matmul,
-    rms_norm,
-    rms_norm_backward,
-    swiglu,
-    swiglu_backward,
-)
+from groupwise.kernels.cpu import LANES, can_multiply, matmul
 from groupwise.kernels.onednn import SMALLEST
 from groupwise.kernels.reference import accumulable_grad, is_plain_linear
 
@@ -51,11 +44,11 @@ TRIED = 4 * LANES
 """Size of the weights on which a kernel is tried."""
 
 
-class use_cpu_kernels:
-    """Re-entrant context manager that routes supported CPU modules to the kernels: norms and
-    feed-forwards; in float32 embeddings too; and linear layers in float32, or in bfloat16 where
-    PyTorch has no fast products of it. Gradients are for `backward()`: they are added to those that
-    weights have already, and `torch.autograd.grad` does not return them.
+class use_kernels:
+    """Re-entrant context manager that routes supported modules to the kernels: norms and
+    feed-forwards; on a CPU, in float32 embeddings too, and linear layers in float32, or in bfloat16
+    where PyTorch has no fast products of it. Gradients are for `backward()`: they are added to
+    those that weights have already, and `torch.autograd.grad` does not return them.
 
     Linear layers and embeddings are recognised by their type. Norms and feed-forwards are tried
     when this is made, and routed only where they have no other parts and the kernel reproduces
@@ -63,11 +56,16 @@ class use_cpu_kernels:
 
     Args:
         kinds: which modules.
+        devices: types of the devices that they may be on.
     """
 
-    def __init__(self, model: nn.Module, *, kinds: Set[str] = KINDS) -> None:
-        modules = [] if compiled() is None else list(model.modules())
-        self._found = {m: (_numbers(m), own) for m in modules if (own := _own(m, kinds))}
+    def __init__(
+        self, model: nn.Module, *, kinds: Set[str] = KINDS, devices: Collection[str] = ("cpu",)
+    ) -> None:
+        if compiled() is None:
+            devices = {*devices} - {"cpu"}
+        found = {module: _own(module, kinds, devices) for module in model.modules()}
+        self._found = {module: (_numbers(module), own) for module, own in found.items() if own}
         self._inside: list[list[nn.Module]] = []
 
     def __enter__(self) -> None:
@@ -87,25 +85,31 @@ class use_cpu_kernels:
             vars(module).pop("forward", None)
 
 
-def _own(module: Any, kinds: Set[str]) -> Forward | None:
+def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | None:
     """The forward of a module by kernels, or None where it is left alone."""
     numbers = _numbers(module)
-    if {device for _, device in numbers} != {"cpu"}:
+    on, types = {device for _, device in numbers}, {dtype for dtype, _ in numbers}
+    if len(on) != 1 or not on <= {*devices}:
         return None
-    if not all(dtype in TYPES or not dtype.is_floating_point for dtype, _ in numbers):
+    usable = _kernels(*on).TYPES
+    if not all(dtype in usable or not dtype.is_floating_point for dtype in types):
+        return None
+    if on == {"cuda"} and not all(
+        gpu.works(p.device, p.dtype) for p in module.parameters() if p.is_floating_point()
+    ):
         return None
     if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
         return _embedding if "embedding" in kinds and _looks_up(module) else None
-    if is_plain_linear(module) and can_multiply(*module.parameters()):
+    if is_plain_linear(module, "cpu") and can_multiply(*module.parameters()):
         large = module.weight.numel() >= SMALLEST
         return _linear if "training_linear" in kinds and large else None
     if len(inspect.signature(type(module).forward).parameters) != 2:  # self and one input
         return None
     children = {name for name, _ in module.named_children()}
     parameters = {name for name, _ in module.named_parameters(recurse=False)}
-    plain = numbers in ({(each, "cpu")} for each in TYPES)
     if (
-        plain
+        len(types) == 1
+        and types <= {*usable}
         and (children, parameters) == (set(), {"weight"})
         and hasattr(module, "variance_epsilon")
     ):
@@ -113,6 +117,11 @@ def _own(module: Any, kinds: Set[str]) -> Forward | None:
     if (children, parameters) == ({*PROJECTIONS, "act_fn"}, set()):
         return _feed_forward if "feed_forward" in kinds and _agrees(_feed_forward, module) else None
     return None
+
+
+def _kernels(device: str) -> Any:
+    """The module of the kernels for a type of device."""
+    return gpu if device == "cuda" else cpu
 
 
 def _numbers(module: nn.Module) -> set[tuple[torch.dtype, str]]:
@@ -134,20 +143,21 @@ def _looks_up(module: nn.Embedding) -> bool:
 def _agrees(own: Forward, module: Any) -> bool:
     """Whether the kernel reproduces a norm or feed-forward, tried with small float32 weights in
     place of the module's: these may be in 16 bits, whose rounding hides much, in 4, or fake."""
+    device = next(module.parameters()).device
     with _disable_current_modes():  # of fake tensors
         try:
             # In float32 whatever the program's default: the kernel is not tried in another type.
-            float32: Any = {"dtype": torch.float32, "device": "cpu"}
+            float32: Any = {"dtype": torch.float32, "device": device}
             some, grid = copy.copy(module), torch.linspace(-20, 20, 161, **float32)
             if own is _norm:
-                some._parameters = {"weight": nn.Parameter(_wave(TRIED))}
+                some._parameters = {"weight": nn.Parameter(_wave(TRIED).to(device))}
             else:
                 # Tried alone as well: a product with small weights might hide it.
                 if not torch.allclose(some.act_fn(grid), F.silu(grid), atol=1e-6):
                     return False
                 if some.gate_proj.out_features % LANES:
                     return False
-                small = {n: _small_linear(of) for of, n in enumerate(PROJECTIONS, 1)}
+                small = {n: _small_linear(of).to(device) for of, n in enumerate(PROJECTIONS, 1)}
                 some._modules = {**module._modules, **small}
             x = torch.linspace(-3, 3, 4 * TRIED, **float32).view(1, 4, TRIED).square() - 1.5
             wanted = some(x)
@@ -194,11 +204,12 @@ def _norm(module: Any, hidden_states: Tensor) -> Tensor:
 
 def _feed_forward(module: Any, x: Tensor) -> Tensor:
     gate, up = module.gate_proj(x), module.up_proj(x)
-    if gate.dtype not in TYPES or gate.dtype != up.dtype:
+    kernels = _kernels(gate.device.type)
+    if gate.dtype not in kernels.TYPES or gate.dtype != up.dtype:
         return module.down_proj(module.act_fn(gate) * up)
     apply: Any = _SwiGLU.apply
     inner = apply(gate, up)
-    with _computed_again(inner, lambda: swiglu(gate, up)):
+    with _computed_again(inner, lambda: kernels.swiglu(gate, up)):
         return module.down_proj(inner)
 
 
@@ -287,7 +298,7 @@ class _Norm(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
-        return rms_norm(x, weight, eps)
+        return _kernels(x.device.type).rms_norm(x, weight, eps)
 
     @staticmethod
     @once_differentiable
@@ -295,7 +306,8 @@ class _Norm(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        dx, d_weight = rms_norm_backward(x, weight, ctx.eps, grads[0])
+        kernels = _kernels(x.device.type)
+        dx, d_weight = kernels.rms_norm_backward(x, weight, ctx.eps, grads[0])
         return dx, d_weight if ctx.needs_input_grad[1] else None, None
 
 
@@ -303,7 +315,7 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return swiglu(gate, up)
+        return _kernels(gate.device.type).swiglu(gate, up)
 
     @staticmethod
     @once_differentiable
@@ -311,4 +323,4 @@ class _SwiGLU(torch.autograd.Function):
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
         gate, up = ctx.saved_tensors
-        return swiglu_backward(gate, up, grads[0])
+        return _kernels(gate.device.type).swiglu_backward(gate, up, grads[0])

@@ -17,12 +17,11 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
 from groupwise.algorithms.losses import FunctionObjective
-from groupwise.kernels import Reference, active, cpu, onednn, using
-from groupwise.kernels import cpu_layers as layers
+from groupwise.kernels import Reference, active, cpu, layers, onednn, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import matmul, rms_norm, rms_norm_backward, swiglu
-from groupwise.kernels.cpu_layers import use_cpu_kernels
+from groupwise.kernels.layers import use_kernels
 from groupwise.models import AdapterSettings, Policy, load_policy, save_policy
 from groupwise.training.stages.base_model import small_policy
 from groupwise.types import Batch, Outputs
@@ -52,7 +51,7 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
     layer = nn.Sequential(nn.Linear(300, 260, bias=bias), nn.Tanh(), nn.Linear(260, 300))
     layer[0].requires_grad_(learns)
     x = torch.randn(2, 37, 300)
-    with use_cpu_kernels(layer):
+    with use_kernels(layer):
         found = gradients(layer, x)
     wanted = gradients(copy.deepcopy(layer).double(), x.double())
     assert len(found) == len(wanted)
@@ -84,7 +83,7 @@ def test_norms_feed_forwards_and_embeddings(index: int) -> None:
     """Twice, as two microbatches are: gradients are added to those that are there."""
     part, x = parts()[index]
     wide = copy.deepcopy(part).double()
-    own = use_cpu_kernels(nn.ModuleList([part]))
+    own = use_kernels(nn.ModuleList([part]))
     results = []
     for module in (part, wide):
         given = x
@@ -108,7 +107,7 @@ def test_norms_and_feed_forwards_in_16_bits_round_where_the_models_do(index: int
     wide, wide_x = copy.deepcopy(part).double(), x.detach().double().requires_grad_()
     wanted = part(x)
     wide(wide_x).square().sum().backward()
-    with use_cpu_kernels(nn.ModuleList([part])):
+    with use_kernels(nn.ModuleList([part])):
         assert "forward" in vars(part)
         found = part(x)
         found.square().sum().backward()
@@ -175,7 +174,7 @@ class Dropping(nn.Linear):
 def test_an_adapters_dropout_does_not_hide_a_feed_forward() -> None:
     module = LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=144))
     module.gate_proj = Dropping(80, 144)
-    own = use_cpu_kernels(nn.ModuleList([module]))
+    own = use_kernels(nn.ModuleList([module]))
     assert module.gate_proj.training
     with own:
         assert "forward" in vars(module)
@@ -207,7 +206,7 @@ def test_a_feed_forward_keeps_gate_and_up_alone_with_the_same_gradients(
         module.zero_grad()
         if not again:
             monkeypatch.setattr(layers, "_computed_again", lambda *_: nullcontext())
-        with use_cpu_kernels(nn.ModuleList([module])):
+        with use_kernels(nn.ModuleList([module])):
             assert released_during_forward(module, x) is again
         found.append([p.grad for p in module.parameters()])
     for one, other in zip(*found, strict=True):
@@ -219,7 +218,7 @@ def test_what_a_layer_changes_in_place_is_not_computed_again() -> None:
     module = LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=1024))
     module.down_proj.register_forward_pre_hook(lambda _, inputs: (inputs[0].mul_(2.0),))
     x, found = torch.randn(1, 9, 80), []
-    for own in (use_cpu_kernels(nn.ModuleList([module])), nullcontext()):
+    for own in (use_kernels(nn.ModuleList([module])), nullcontext()):
         module.zero_grad()
         with own:
             module(x).square().sum().backward()
@@ -237,7 +236,7 @@ def test_feed_forwards_with_an_adapter_have_the_kernel(tmp_path: Path) -> None:
     for how in ways:
         model = load_policy(tmp_path, adapter=AdapterSettings(rank=4), **how).model
         inner = model.get_base_model().model.layers[0].mlp
-        with use_cpu_kernels(model):
+        with use_kernels(model):
             assert "forward" in vars(inner)
 
 
@@ -261,7 +260,7 @@ def test_what_computes_something_else_is_left_alone() -> None:
         nn.Linear(300, 300).half(),
         nn.Embedding(9, 80).bfloat16(),
     ]
-    with use_cpu_kernels(nn.ModuleList(strange)):
+    with use_kernels(nn.ModuleList(strange)):
         assert not any("forward" in vars(module) for module in strange)
 
 
@@ -269,7 +268,7 @@ def test_a_program_whose_default_type_is_another_tries_kernels_all_the_same() ->
     modules = nn.ModuleList([Shifted(80), LlamaRMSNorm(80)])
     torch.set_default_dtype(torch.float64)
     try:
-        with use_cpu_kernels(modules):
+        with use_kernels(modules):
             assert ["forward" in vars(module) for module in modules] == [False, True]
     finally:
         torch.set_default_dtype(torch.float32)
@@ -278,7 +277,7 @@ def test_a_program_whose_default_type_is_another_tries_kernels_all_the_same() ->
 def test_what_has_become_another_type_is_left_alone() -> None:
     """A kernel for float32 would read beyond the end of half as many numbers of 16 bits."""
     model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80), nn.Embedding(9, 80)])
-    own = use_cpu_kernels(model)
+    own = use_kernels(model)
     model.double()
     with own:
         assert not any("forward" in vars(module) for module in model)
@@ -291,7 +290,7 @@ def test_inputs_of_another_type_go_through_the_layer_itself() -> None:
     norm, layer = LlamaRMSNorm(80), nn.Linear(300, 300)
     narrow, wide = torch.randn(2, 80).bfloat16(), torch.randn(2, 300).double()
     wanted = norm(narrow)
-    with use_cpu_kernels(nn.ModuleList([norm, layer])):
+    with use_kernels(nn.ModuleList([norm, layer])):
         found = norm(narrow)
         with pytest.raises(RuntimeError):
             layer(wide)
@@ -304,7 +303,7 @@ def test_inputs_of_another_type_go_through_the_layer_itself() -> None:
 def test_a_block_inside_the_same_block_changes_nothing() -> None:
     model = nn.ModuleList([nn.Linear(300, 300), LlamaRMSNorm(80)])
     model[1].forward = (kept := lambda x: x)
-    own = use_cpu_kernels(model)
+    own = use_kernels(model)
     with own:
         with own:
             assert "forward" in vars(model[0])
@@ -315,7 +314,7 @@ def test_a_block_inside_the_same_block_changes_nothing() -> None:
 
 def test_a_copy_has_weights_of_its_own() -> None:
     model = nn.ModuleList([nn.Linear(300, 300)])
-    own, x = use_cpu_kernels(model), torch.randn(2, 300)
+    own, x = use_kernels(model), torch.randn(2, 300)
     other, same = copy.deepcopy((own, model))
     nn.init.zeros_(same[0].weight)
     nn.init.zeros_(same[0].bias)
@@ -330,7 +329,7 @@ def test_gradients_of_a_weight_laid_out_by_columns() -> None:
     layer = nn.Linear(300, 300, bias=False)
     layer.weight = nn.Parameter(turned(layer.weight.detach()))
     x = torch.randn(5, 300)
-    with use_cpu_kernels(nn.ModuleList([layer])):
+    with use_kernels(nn.ModuleList([layer])):
         for _ in range(2):
             layer(x).sum().backward()
     assert layer.weight.grad is not None
@@ -359,7 +358,7 @@ def test_a_trial_leaves_modes_and_gradients_as_they_were() -> None:
         [LlamaRMSNorm(80), LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80))]
     )
     model[0].eval()
-    use_cpu_kernels(model)
+    use_kernels(model)
     assert [module.training for module in model] == [False, True]
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
@@ -367,7 +366,7 @@ def test_a_trial_leaves_modes_and_gradients_as_they_were() -> None:
 def test_layers_are_used_where_they_suit_and_given_back() -> None:
     inside = [nn.Linear(300, 300), nn.Linear(8, 8), nn.Linear(300, 300).to(torch.bfloat16)]
     model = nn.ModuleList(inside)
-    with pytest.raises(KeyError), use_cpu_kernels(model):
+    with pytest.raises(KeyError), use_kernels(model):
         narrow = torch.bfloat16 not in onednn.dtypes()
         assert ["forward" in vars(layer) for layer in model] == [True, False, narrow]
         raise KeyError
@@ -382,7 +381,7 @@ def test_layers_in_16_bits_have_the_output_and_the_gradients_of_pytorchs(
     for bias in (True, False):
         layer = nn.Linear(300, 260, bias=bias).bfloat16()
         x, found = torch.randn(2, 7, 300).bfloat16().requires_grad_(), []
-        for context in (nullcontext(), use_cpu_kernels(nn.ModuleList([layer]))):
+        for context in (nullcontext(), use_kernels(nn.ModuleList([layer]))):
             with context:
                 assert ("forward" in vars(layer)) == bool(found)
                 out = layer(x)
@@ -409,7 +408,7 @@ def test_a_rollout_in_16_bits_multiplies_as_an_update_does(monkeypatch: pytest.M
 def test_without_a_compiler_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "compiled", lambda: None)
     model = nn.Sequential(nn.Linear(300, 300))
-    with use_cpu_kernels(model):
+    with use_kernels(model):
         assert "forward" not in vars(model[0])
 
 

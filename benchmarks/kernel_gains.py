@@ -1,7 +1,7 @@
 """What each kernel gains end to end: a step with all kernels against one without it, in turns.
 
-    python benchmarks/kernels.py --json benchmarks/results/kernels.json
-    python benchmarks/kernels.py --cases cpu-0.5b-fp32@32-tokens --without embedding,norm
+    python benchmarks/kernel_gains.py --json benchmarks/results/kernels.json
+    python benchmarks/kernel_gains.py --cases cpu-0.5b-fp32@32-tokens --without embedding,norm
 
 Both sides are groupwise with the same weights, prompts and random numbers; one is told to leave out
 a kernel, or all of them ("every kernel"), so that PyTorch computes in its place. `gain` is the time
@@ -37,12 +37,13 @@ STEPS = {
 def kernels_of(case: Case) -> dict[str, frozenset[str]]:
     """The kernels that a case can use, by name, each as what is left out without it."""
     from groupwise.kernels import onednn
-    from groupwise.kernels.auto import CPP, KERNELS
+    from groupwise.kernels.auto import CPP, GPU, KERNELS
 
-    wanted = {"float32": CPP, "bfloat16": KERNELS - {"flex"}}[case.precision]
+    on_cpu = KERNELS - set(GPU)
+    wanted = {"float32": CPP, "bfloat16": on_cpu}[case.precision]
     if not onednn.dtypes():
         wanted = wanted & CPP
-    return {name: frozenset({name}) for name in sorted(wanted)} | {EVERY: KERNELS - {"flex"}}
+    return {name: frozenset({name}) for name in sorted(wanted)} | {EVERY: on_cpu}
 
 
 def measure(name: str, case: Case, options: Any, report: Report) -> None:

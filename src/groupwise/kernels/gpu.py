@@ -1,0 +1,255 @@
+"""Decoding steps on a GPU: kernels in Triton (`triton_kernels.py`), for float32 and 16 bits.
+
+PyTorch installs Triton with its wheels for GPUs. Where it is missing or fails, PyTorch computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+
+from groupwise.errors import warn
+from groupwise.kernels.build import real_tensors, takes, takes_fake_tensors
+from groupwise.kernels.flex import reason
+from groupwise.kernels.interface import DecodeRows, GroupCache, LayerCache, Norm
+from groupwise.kernels.reference import Reference
+
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+KEYS = {4: 32, 2: 64}
+"""Keys that attention takes at once, by bytes of a number."""
+LONGEST = 2**31 - 1
+"""The window of attention that has none."""
+PARTS = 512
+"""Sums of which the gradient of a norm's weight is added up."""
+ENTRIES = 1024
+"""Numbers that an elementwise kernel takes at once."""
+VOCABULARY = 4096
+"""Logits of a row that a draw takes at once."""
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+"""Largest relative error, in norm, that a trial accepts for a dtype."""
+
+
+class _Nothing:
+    """Replaces the kernels inside `shapes_only`."""
+
+    def __getattr__(self, name: str) -> _Nothing:
+        return self
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _kernels() -> Any:
+    """The kernels, each to be called with its grid."""
+    if takes_fake_tensors():
+        return _Nothing()
+    from groupwise.kernels import triton_kernels
+
+    return triton_kernels
+
+
+def can_use_gpu(*tensors: Tensor) -> bool:
+    """Whether the kernels take these tensors: plain ones of one dtype on a GPU, on which a trial
+    gave the results of the reference."""
+    first = tensors[0]
+    return all(takes(x) and x.is_cuda and x.dtype == first.dtype for x in tensors) and works(
+        first.device, first.dtype
+    )
+
+
+@cache
+def works(device: torch.device, kind: torch.dtype) -> bool:
+    """Whether Triton is there and its kernels give the results of the reference for a dtype; warns
+    once where not."""
+    if device.type != "cuda" or kind not in TYPES:
+        return False
+    try:
+        with real_tensors(), torch.inference_mode():
+            worst = max(_gaps(device, kind))
+        found = None if worst <= TOLERANCE[kind] else f"they are off by {worst:.1g}"
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # Triton is missing, or has no compiler
+        found = reason(error)
+    if found is not None:
+        warn(f"Triton's kernels are not used on {device} ({found}); rollouts take more time.")
+    return found is None
+
+
+def _gaps(device: torch.device, kind: torch.dtype) -> Iterator[float]:
+    """Relative errors of attention, which the layers' other kernels are simpler than, and of a
+    draw. Decoders are tried as a whole."""
+    random = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random).to(device, kind)
+
+    group = GroupCache(slots=2, group=2, prompt_capacity=70, suffix_capacity=40, device=device)
+    group.prompt_length += torch.tensor([70, 9], device=device)
+    slot, sample, time = torch.tensor([[0, 0, 1], [0, 1, 1], [39, 7, 0]], device=device)
+    rows = DecodeRows(
+        cache=group, slot=slot, sample=sample, time=time, used=2, rows=2 * slot + sample, clock=0,
+        prompt=70, suffix=40, aligned=False, in_step=False,
+    )  # fmt: skip
+    layer = group.layer(0, some(1, 2, 64))
+    for tensor in layer.tensors():
+        tensor.copy_(some(*tensor.shape))
+    given, how = (some(3, 6, 64), some(3, 2, 64), some(3, 2, 64)), {"scaling": 0.2, "window": 50}
+    wanted = Reference().decode_attention(rows, layer, *given, softcap=None, **how)
+    yield _gap(decode_attention(rows, layer, *given, softcap=None, **how), wanted)
+    logits, uniform = some(3, 5000), torch.tensor([0.0, 0.3, 0.999], device=device).double()
+    tokens, logp = draw(logits, uniform, temperature=0.8)
+    exact = (logits.double() / 0.8).log_softmax(-1)
+    below, reached = exact.exp().cumsum(-1), tokens[:, None]
+    edge = (below.gather(1, reached)[:, 0] - uniform).clamp(max=0).abs().max().item()
+    yield edge + _gap(logp, exact.gather(1, reached)[:, 0])
+
+
+def _gap(found: Tensor, wanted: Tensor) -> float:
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+def rms_norm(
+    x: Float[Tensor, "*rows size"], weight: Float[Tensor, "size"], eps: float
+) -> Float[Tensor, "*rows size"]:
+    """x · weight / √(mean(x²) + ε) over the last dimension. Records no gradient."""
+    x, size = x.contiguous(), len(weight)
+    out, rows = torch.empty_like(x), x.numel() // size
+    _kernels().rms_norm[rows,](x, weight, out, size, eps, SIZE=_power(size))
+    return out
+
+
+def rms_norm_backward(
+    x: Float[Tensor, "*rows size"],
+    weight: Float[Tensor, "size"],
+    eps: float,
+    grad: Float[Tensor, "*rows size"],
+) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "size"]]:
+    """The gradients of x and weight from that of `rms_norm`."""
+    x, grad, size = x.contiguous(), grad.contiguous(), len(weight)
+    rows, dx = x.numel() // size, torch.empty_like(x)
+    programs = min(rows, PARTS)
+    d_weight = x.new_empty(programs, size, dtype=torch.float32)
+    _kernels().rms_norm_backward[programs,](
+        x, weight, grad, dx, d_weight, rows, size, eps, SIZE=_power(size)
+    )
+    return dx, d_weight.sum(0).to(weight.dtype)
+
+
+def add_norm(
+    x: Float[Tensor, "rows size"], added: Float[Tensor, "rows size"], norm: Norm
+) -> tuple[Float[Tensor, "rows size"], Float[Tensor, "rows size"]]:
+    """x + added, and its `rms_norm`."""
+    total, out, size = torch.empty_like(x), torch.empty_like(x), x.shape[1]
+    _kernels().add_norm[len(x),](
+        x, added, norm.weight, total, out, size, norm.eps, SIZE=_power(size)
+    )
+    return total, out
+
+
+def rotate(
+    query: Float[Tensor, "rows heads dim"],
+    key: Float[Tensor, "rows key_heads dim"],
+    positions: Int[Tensor, "rows"],
+    rotation: tuple[Tensor, Tensor],
+) -> None:
+    """Rotate queries and keys in place.
+
+        [a b] ← [a·cos − b·sin, b·cos + a·sin]
+
+    Args:
+        rotation: cosines and sines of every position, [positions, dim].
+    """
+    (rows, heads, dim), key_heads = query.shape, key.shape[1]
+    _kernels().rotate[rows, heads + key_heads](
+        query, key, *rotation, positions, heads, key_heads, HALF=dim // 2, SIZE=_power(dim // 2)
+    )
+
+
+def swiglu(
+    gate: Float[Tensor, "*rows size"], up: Float[Tensor, "*rows size"]
+) -> Float[Tensor, "*rows size"]:
+    """silu(gate) · up. Records no gradient."""
+    gate, up = gate.contiguous(), up.contiguous()
+    out = torch.empty_like(gate)
+    _kernels().swiglu[-(-gate.numel() // ENTRIES),](gate, up, out, gate.numel(), SIZE=ENTRIES)
+    return out
+
+
+def swiglu_backward(
+    gate: Float[Tensor, "*rows size"],
+    up: Float[Tensor, "*rows size"],
+    grad: Float[Tensor, "*rows size"],
+) -> tuple[Float[Tensor, "*rows size"], Float[Tensor, "*rows size"]]:
+    """The gradients of gate and up from that of `swiglu`."""
+    gate, up, grad = gate.contiguous(), up.contiguous(), grad.contiguous()
+    d_gate, d_up, count = torch.empty_like(gate), torch.empty_like(up), gate.numel()
+    _kernels().swiglu_backward[-(-count // ENTRIES),](
+        gate, up, grad, d_gate, d_up, count, SIZE=ENTRIES
+    )
+    return d_gate, d_up
+
+
+def decode_attention(
+    rows: DecodeRows,
+    layer: LayerCache,
+    query: Float[Tensor, "rows heads dim"],
+    key: Float[Tensor, "rows key_heads dim"],
+    value: Float[Tensor, "rows key_heads dim"],
+    *,
+    scaling: float,
+    window: int | None,
+    softcap: float | None,
+) -> Float[Tensor, "rows heads dim"]:
+    """Attention of one new token per row to the prompt of its slot and to its own suffix.
+
+        softmax(cap(q · [prompt keys; suffix keys]ᵀ · scaling)) [prompt values; suffix values]
+
+    Writes the new keys and values into the suffix first, at `time`. Rows whose time is −1 attend to
+    themselves alone and write nothing. Reads lengths on the GPU, so that a CUDA graph of it stays
+    valid while completions grow.
+    """
+    (count, heads, dim), key_heads = query.shape, key.shape[1]
+    out = query.new_empty(count, heads, dim)
+    query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
+    strides = (stride for x in (query, key, value) for stride in x.stride()[:2])
+    _kernels().decode_attention[count, key_heads](
+        query, key, value, out, *layer.tensors(),
+        rows.slot, rows.sample, rows.time, rows.cache.prompt_length, *strides,
+        heads // key_heads, rows.cache.group, layer.prompt_key.shape[2], layer.suffix_key.shape[3],
+        LONGEST if window is None else window, scaling, softcap or 1.0,
+        dim=dim, HEADS=max(16, _power(heads // key_heads)), DIM=max(16, _power(dim)),
+        KEYS=KEYS[query.itemsize],
+        CAPPED=softcap is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
+    return out
+
+
+def draw(
+    logits: Float[Tensor, "rows vocab"], uniform: Float[Tensor, "rows"], *, temperature: float
+) -> tuple[Int64[Tensor, "rows"], Float[Tensor, "rows"]]:
+    """Inverse-CDF sampling from softmax(logits / temperature): one token per row, and its
+    log-probability."""
+    logits = logits.contiguous()
+    rows, vocab = logits.shape
+    blocks = -(-vocab // VOCABULARY)
+    largest, sums = logits.new_empty(2, rows, blocks, dtype=torch.float32)
+    tokens = torch.empty(rows, dtype=torch.long, device=logits.device)
+    logp = logits.new_empty(rows)
+    kernels = _kernels()
+    kernels.sum_blocks[rows, blocks](logits, largest, sums, vocab, temperature, SIZE=VOCABULARY)
+    kernels.draw[rows,](
+        logits, uniform.contiguous(), largest, sums, tokens, logp, vocab, temperature, blocks,
+        SIZE=VOCABULARY, BLOCKS=_power(blocks),
+    )  # fmt: skip
+    return tokens, logp
+
+
+def _power(size: int) -> int:
+    """The smallest power of two that is no less."""
+    return 1 << (size - 1).bit_length()

@@ -1,0 +1,126 @@
+"""Kernels for GPUs: interpreted on a CPU, and by the mark `gpu` on a real one."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import interpreted_gpu
+from groupwise.kernels import Reference, active, using
+from groupwise.kernels.auto import Auto
+from groupwise.kernels.graphs import DecodingGraphs
+from groupwise.rollouts import GroupEngine
+from interpreted_gpu import (
+    CASES,
+    EXACT,
+    attention_gaps,
+    completions,
+    differences,
+    draws,
+    layer_gaps,
+)
+
+NOT_FUSED = {"gemma2"}
+TOLERANCE = {**EXACT, torch.bfloat16: 1e-2}
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, Any]:
+    """What the kernels compute on a CPU, in a process of its own."""
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
+    script = Path(interpreted_gpu.__file__)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=290,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_an_engine_with_kernels_and_graphs_writes_the_same(
+    case: str, interpreted: dict[str, Any]
+) -> None:
+    found = interpreted["models"][case]
+    assert found["same"] and found["gap"] < 1e-5
+    assert found["lengths"] > 2 and found["fused"] is (case not in NOT_FUSED)
+    assert 0 < found["graphs"] < 5 and found["replays"] > 8
+
+
+@pytest.mark.parametrize("kind", EXACT, ids=str)
+def test_kernels_compute_what_pytorch_does(kind: torch.dtype, interpreted: dict[str, Any]) -> None:
+    for what in ("attention", "layers"):
+        for name, gap in interpreted[what][str(kind)].items():
+            assert gap <= EXACT[kind], (what, name)
+
+
+def test_draws_are_those_of_float64(interpreted: dict[str, Any]) -> None:
+    check_draws(interpreted["draws"])
+
+
+def check_draws(found: dict[str, float]) -> None:
+    assert found["same"] >= 0.97 and found["gap"] < 1e-5
+    assert found["possible"] == 1 and found["of NaN"] == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", TOLERANCE, ids=str)
+def test_kernels_of_a_card_compute_what_pytorch_does(kind: torch.dtype) -> None:
+    found = attention_gaps("cuda", kind) | layer_gaps("cuda", kind)
+    assert {name: gap for name, gap in found.items() if not gap <= TOLERANCE[kind]} == {}
+
+
+@pytest.mark.gpu
+def test_draws_of_a_card_are_those_of_float64() -> None:
+    check_draws(draws("cuda"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_an_engine_on_a_card_writes_the_same_by_graphs(case: str) -> None:
+    policy = CASES[case]()
+    policy.model.to("cuda")
+    with using(Reference()):
+        wanted = completions(policy)
+    with using(Auto()):
+        found = completions(policy)
+        fused = GroupEngine(policy).calls is not None
+        backend: Any = active()
+        graphs: DecodingGraphs = backend.graphs
+    assert graphs.works and graphs._steps and fused is (case not in NOT_FUSED)
+    compared = differences(found, wanted)
+    assert compared["gap"] < 1e-4 and compared["same"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_of_an_update_on_a_card_have_the_gradients_of_transformers(
+    kind: torch.dtype,
+) -> None:
+    model = CASES["qwen2"]().model.to("cuda", kind)
+    ids = torch.arange(60, device="cuda").view(2, 30) % 97
+    gradients = []
+    for backend in (Reference(), Auto()):
+        model.zero_grad()
+        with backend.training_layers(model):
+            loss = model(ids, labels=ids).loss
+            loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+        routed = [m for m in model.modules() if "forward" in vars(m)]
+        assert not routed
+    for name, wanted in gradients[0].items():
+        gap = (gradients[1][name] - wanted).norm() / wanted.norm()
+        assert gap <= (1e-4 if kind == torch.float32 else 5e-2), name

@@ -1,0 +1,233 @@
+"""The kernels for GPUs on a CPU, where Triton interprets them, and the group engine with them; a
+CUDA graph takes its step again when it is replayed. `python interpreted_gpu.py` prints what became
+of the models of `CASES` and how far the kernels are from PyTorch.
+
+Triton decides at its import whether it interprets, so tests start this in a process of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from groupwise.kernels import DecodeRows, GroupCache, Norm, Reference, gpu, graphs, using
+from groupwise.kernels.auto import CPP, Auto
+from groupwise.models import AdapterSettings, Policy, with_adapter
+from groupwise.rollouts import GroupEngine
+from groupwise.testing.engines import make_requests
+from groupwise.types import Sampling
+from tiny_models import NAMES, tiny_model, tiny_policy
+
+EXACT = {torch.float32: 1e-5, torch.float16: 3e-3}
+"""The error that is rounding, by dtype."""
+ENDS = (1, 5, 9, 20, 21, 22, 23, 24, 25)
+
+
+def _policy(name: str) -> Policy:
+    return tiny_policy(tiny_model(name), ends=ENDS)
+
+
+def _adapted() -> Policy:
+    policy = with_adapter(_policy("qwen2"), AdapterSettings(rank=2, alpha=4))
+    for name, parameter in policy.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(0))
+    return policy
+
+
+CASES: dict[str, Callable[[], Policy]] = {
+    **{name: lambda name=name: _policy(name) for name in NAMES},
+    "adapter": _adapted,
+}
+
+
+@dataclass
+class Again:
+    """In place of a CUDA graph."""
+
+    step: Callable[[], Tensor]
+    hidden: Tensor
+    replays: int = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self.hidden.copy_(self.step())
+
+
+@contextmanager
+def interpreted() -> Iterator[list[Again]]:
+    """A context in which tensors of the CPU count as those of a GPU; the graphs made in it."""
+    made: list[Again] = []
+
+    def record(self: Any, step: Callable[[], Tensor]) -> tuple[Again, Tensor]:
+        made.append(Again(step, step()))
+        return made[-1], made[-1].hidden
+
+    replacements: list[tuple[Any, str, Any]] = [
+        (gpu, "works", lambda device, kind: kind in gpu.TYPES),
+        (gpu, "can_use_gpu", lambda *tensors: len({x.dtype for x in tensors}) == 1),
+        (graphs, "_beside", nullcontext),
+        (graphs.DecodingGraphs, "_record", record),
+        (torch.cuda, "graph_pool_handle", lambda: (0, 0)),
+    ]
+    with ExitStack() as stack:
+        for holder, name, instead in replacements:
+            stack.enter_context(patch.object(holder, name, instead))
+        stack.enter_context(using(Auto(without=CPP)))
+        yield made
+
+
+def completions(policy: Policy) -> list[Any]:
+    """Of prompts and completions of different lengths, more than fit at once."""
+    engine = GroupEngine(policy, max_rows=6)
+    sampling = Sampling(max_tokens=12, temperature=0.9)
+    groups = sorted(engine.generate(make_requests(3, group=3), sampling), key=lambda g: g.prompt.id)
+    return [one for group in groups for one in group.completions]
+
+
+def compared(policy: Policy) -> dict[str, Any]:
+    """The completions of a policy by the kernels against those of the reference."""
+    with using(Reference()):
+        wanted = completions(policy)
+    with interpreted() as made:
+        found = completions(policy)
+        fused = GroupEngine(policy).calls is not None
+    return {
+        **differences(found, wanted),
+        "fused": fused,
+        "graphs": len(made),
+        "replays": sum(graph.replays for graph in made),
+    }
+
+
+def differences(found: list[Any], wanted: list[Any]) -> dict[str, Any]:
+    """How completions differ: their tokens, and log-probabilities up to the first other token."""
+    gap, same = 0.0, True
+    for one, two in zip(found, wanted, strict=True):
+        for a, b, p, q in zip(one.tokens, two.tokens, one.logprobs, two.logprobs, strict=False):
+            gap = max(gap, abs(p - q)) if a == b else gap
+            if a != b:
+                break
+        same = same and list(one.tokens) == list(two.tokens)
+    return {"same": same, "gap": gap, "lengths": len({len(one.tokens) for one in found})}
+
+
+def attention_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
+    """Relative errors of attention: heads of several sizes, windows, soft caps."""
+    random, found = torch.Generator().manual_seed(0), {}
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random).to(device, kind)
+
+    for heads, key_heads, dim in ((14, 2, 64), (4, 4, 24), (6, 2, 128)):
+        for window, softcap in ((None, None), (5, None), (70, 3.0)):
+            cache = GroupCache(
+                slots=3, group=2, prompt_capacity=130, suffix_capacity=90,
+                device=torch.device(device),
+            )  # fmt: skip
+            cache.prompt_length += torch.tensor([130, 7, 66], device=device)
+            places = [[0, 0, 1, 2, 2], [0, 1, 1, 0, 1], [0, 80, 3, 64, 89]]
+            slot, sample, time = torch.tensor(places, device=device)
+            rows = DecodeRows(
+                cache=cache, slot=slot, sample=sample, time=time, used=3, rows=2 * slot + sample,
+                clock=0, prompt=130, suffix=90, aligned=False, in_step=False,
+            )  # fmt: skip
+            layer = cache.layer(0, some(1, key_heads, dim))
+            for tensor in layer.tensors():
+                tensor.copy_(some(*tensor.shape))
+            given = [some(5, each, dim) for each in (heads, key_heads, key_heads)]
+            # As layers of transformers hand them in: heads before rows.
+            given = [x.transpose(0, 1).contiguous().transpose(0, 1) for x in given]
+            how: Any = {"scaling": 0.3, "window": window, "softcap": softcap}
+            own = copy.deepcopy(layer)
+            wanted = Reference().decode_attention(rows, layer, *given, **how)
+            made = gpu.decode_attention(rows, own, *given, **how)
+            assert all(map(torch.equal, own.tensors(), layer.tensors())), "keys are written"
+            found[f"{heads}/{key_heads} x {dim}, {window}, {softcap}"] = _gap(made, wanted)
+    return found
+
+
+def layer_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
+    """Relative errors of norms and activations, and of their gradients."""
+    random = torch.Generator().manual_seed(0)
+
+    def some(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random).to(device, kind).requires_grad_()
+
+    x, weight, added, grad = some(2, 350, 96), some(96), some(2, 350, 96), some(2, 350, 96)
+    normed = F.rms_norm(x, (96,), weight, 1e-6)
+    of_x, of_weight = torch.autograd.grad(normed, (x, weight), grad)
+    gate, up, other = some(3, 5, 70), some(3, 5, 70), some(3, 5, 70)
+    gated = F.silu(gate) * up
+    of_gate, of_up = torch.autograd.grad(gated, (gate, up), other)
+    with torch.no_grad():
+        flat, more = x.flatten(0, 1), added.flatten(0, 1)
+        total, after = gpu.add_norm(flat, more, Norm(weight=weight, eps=1e-6))
+        pairs = {
+            "norm": (gpu.rms_norm(x, weight, 1e-6), normed),
+            "sum": (total, flat + more),
+            "norm of sum": (after, F.rms_norm(flat + more, (96,), weight, 1e-6)),
+            "swiglu": (gpu.swiglu(gate, up), gated),
+        }
+        of_norm = gpu.rms_norm_backward(x, weight, 1e-6, grad)
+        of_swiglu = gpu.swiglu_backward(gate, up, other)
+        pairs |= dict(zip(("dx", "dw"), zip(of_norm, (of_x, of_weight), strict=True), strict=True))
+        pairs |= dict(
+            zip(("dgate", "dup"), zip(of_swiglu, (of_gate, of_up), strict=True), strict=True)
+        )
+    return {name: _gap(one, two) for name, (one, two) in pairs.items()}
+
+
+def draws(device: str) -> dict[str, float]:
+    """Draws against those of float64: the share that is the same, and the errors of their
+    log-probabilities. Half the vocabulary has no probability, and so has one draw's end."""
+    random = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(40, 9000, generator=random)
+    logits[:, 100:4200] = float("-inf")
+    logits[:, 8999] = float("-inf")
+    uniform = torch.rand(40, generator=random, dtype=torch.float64)
+    uniform[0], uniform[1] = 0, 1 - 2**-53
+    logits, uniform = logits.to(device), uniform.to(device)
+    tokens, logp = gpu.draw(logits, uniform, temperature=0.7)
+    wanted, exact = Reference().draw(logits.double(), uniform, temperature=0.7)
+    spoilt = torch.full((1, 9000), float("nan"), device=device)
+    token, nothing = gpu.draw(spoilt, uniform[:1], temperature=1.0)
+    return {
+        "same": (tokens == wanted).double().mean().item(),
+        "gap": (logp - exact)[tokens == wanted].abs().max().item(),
+        "possible": float(logp.isfinite().all()),
+        "of NaN": float(bool(nothing.isnan().all()) and 0 <= int(token) < 9000),
+    }
+
+
+def _gap(found: Tensor, wanted: Tensor) -> float:
+    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {
+        # Triton does not interpret products of bfloat16.
+        "attention": {str(kind): attention_gaps("cpu", kind) for kind in EXACT},
+        "layers": {str(kind): layer_gaps("cpu", kind) for kind in EXACT},
+        "draws": draws("cpu"),
+        "models": {case: compared(policy()) for case, policy in CASES.items()},
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
