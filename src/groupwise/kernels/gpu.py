@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
+from torch.nn import functional as F
 
 from groupwise.errors import warn
 from groupwise.kernels.build import real_tensors, takes, takes_fake_tensors
@@ -82,8 +83,7 @@ def works(device: torch.device, kind: torch.dtype) -> bool:
 
 
 def _gaps(device: torch.device, kind: torch.dtype) -> Iterator[float]:
-    """Relative errors of attention, which the layers' other kernels are simpler than, and of a
-    draw. Decoders are tried as a whole."""
+    """Relative errors of all kernels."""
     random = torch.Generator().manual_seed(0)
 
     def some(*shape: int) -> Tensor:
@@ -108,10 +108,30 @@ def _gaps(device: torch.device, kind: torch.dtype) -> Iterator[float]:
     below, reached = exact.exp().cumsum(-1), tokens[:, None]
     edge = (below.gather(1, reached)[:, 0] - uniform).clamp(max=0).abs().max().item()
     yield edge + _gap(logp, exact.gather(1, reached)[:, 0])
+    x, added, weight = some(5, 96), some(5, 96), some(96)
+    total, normed = add_norm(x, added, Norm(weight=weight, eps=1e-6))
+    yield _gap(normed, rms_norm(x + added, weight, 1e-6))
+    yield _gap(normed, F.rms_norm(total.float(), (96,), weight.float(), 1e-6))
+    with torch.inference_mode(False), torch.enable_grad():
+        gate, up, grad = (some(5, 96).requires_grad_() for _ in range(3))
+        gated = F.silu(gate) * up
+        of_gate, of_up = torch.autograd.grad(gated, (gate, up), grad)
+        normed = F.rms_norm(gate, (96,), up[0], 1e-6)
+        (of_x,) = torch.autograd.grad(normed, gate, grad)
+    yield _gap(swiglu(gate, up), gated)
+    yield from map(_gap, swiglu_backward(gate, up, grad), (of_gate, of_up))
+    yield _gap(rms_norm_backward(gate, up[0], 1e-6, grad)[0], of_x)
+    query, key, place = some(3, 4, 16), some(3, 2, 16), torch.tensor([2, 0, 1], device=device)
+    turned = torch.cat((-query[..., 8:], query[..., :8]), -1)
+    cos, sin = some(3, 16), some(3, 16)
+    wanted = query * cos[place, None] + turned * sin[place, None]
+    rotate(query, key, place, (cos, sin))
+    yield _gap(query, wanted)
 
 
 def _gap(found: Tensor, wanted: Tensor) -> float:
-    return ((found.double() - wanted.double()).norm() / wanted.double().norm()).item()
+    exact = wanted.detach().double()
+    return ((found.detach().double() - exact).norm() / exact.norm()).item()
 
 
 def rms_norm(
