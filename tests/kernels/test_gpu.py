@@ -21,12 +21,13 @@ from groupwise.rollouts import GroupEngine
 from interpreted_gpu import (
     CASES,
     EXACT,
+    INTERPRETED,
     attention_gaps,
     completions,
     differences,
     draws,
     layer_gaps,
-)
+)  # fmt: skip
 
 NOT_FUSED = {"gemma2"}
 TOLERANCE = {**EXACT, torch.bfloat16: 1e-2}
@@ -50,14 +51,14 @@ def interpreted() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", INTERPRETED)
 def test_an_engine_with_kernels_and_graphs_writes_the_same(
     case: str, interpreted: dict[str, Any]
 ) -> None:
     found = interpreted["models"][case]
     assert found["same"] and found["gap"] < 1e-5
-    assert found["lengths"] > 2 and found["fused"] is (case not in NOT_FUSED)
-    assert 0 < found["graphs"] < 5 and found["replays"] > 8
+    assert found["lengths"] > 1 and found["fused"] is (case not in NOT_FUSED)
+    assert 0 < found["graphs"] < 4 and found["replays"] >= 6
 
 
 @pytest.mark.parametrize("kind", EXACT, ids=str)
@@ -112,15 +113,15 @@ def test_layers_of_an_update_on_a_card_have_the_gradients_of_transformers(
 ) -> None:
     model = CASES["qwen2"]().model.to("cuda", kind)
     ids = torch.arange(60, device="cuda").view(2, 30) % 97
-    gradients = []
+    gradients, routed = [], []
     for backend in (Reference(), Auto()):
         model.zero_grad()
         with backend.training_layers(model):
+            routed.append(sum("forward" in vars(module) for module in model.modules()))
             loss = model(ids, labels=ids).loss
             loss.backward()
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
-        routed = [m for m in model.modules() if "forward" in vars(m)]
-        assert not routed
+    assert routed == [0, 10]  # the norms and feed-forwards of three layers, and the last norm
     for name, wanted in gradients[0].items():
         gap = (gradients[1][name] - wanted).norm() / wanted.norm()
         assert gap <= (1e-4 if kind == torch.float32 else 5e-2), name

@@ -9,6 +9,10 @@
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -80,6 +84,80 @@ INLINE void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, co
     if (j < columns)
         strip<1, Term>(rows, left, depth, right + j, right_row, out + j, out_row);
 }
+
+// Rows of a product with a packed weight that are computed at once.
+#ifdef __AMX_BF16__
+constexpr int64_t STEP = 32;
+#else
+constexpr int64_t STEP = TALL;
+#endif
+
+#ifdef __AMX_BF16__
+// Whether the system lets this process use the registers of AMX, which it has to be asked for.
+const bool amx = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
+
+// The registers of AMX as `add_tiles` needs them, in this thread, until the end of the block; then as
+// before: oneDNN may count on what it has set.
+class Tiles {
+    struct alignas(64) Setting {
+        uint8_t palette, start, none[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    };
+    Setting before, now{1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {}};
+
+public:
+    Tiles() { _tile_storeconfig(&before); }
+    ~Tiles()
+    {
+        if (before.palette)
+            _tile_loadconfig(&before);
+        else
+            _tile_release();
+    }
+    // For `rows` rows, at most STEP.
+    void set(int64_t rows)
+    {
+        const uint8_t high = std::min<int64_t>(rows, 16), low = std::max<int64_t>(rows - 16, 1);
+        const uint8_t sizes[8] = {high, high, low, low, high, low, 16, 16};
+        if (std::memcmp(now.rows, sizes, sizeof sizes)) {
+            std::memcpy(now.rows, sizes, sizeof sizes);
+            _tile_loadconfig(&now);
+        }
+    }
+};
+
+// out[rows, 32] += x[rows, depth] · weight[depth, 32], in tiles of 16 rows, 32 numbers deep.
+INLINE void add_tiles(const Narrow *x, const Narrow *weight, int64_t rows, int64_t depth, float *out)
+{
+    const bool tall = rows > 16;
+    constexpr int64_t OF_PANEL = 4 * PANEL;  // bytes of a row
+    _tile_loadd(0, out, OF_PANEL);
+    _tile_loadd(1, out + UNIT, OF_PANEL);
+    if (tall) {
+        _tile_loadd(2, out + UNIT * PANEL, OF_PANEL);
+        _tile_loadd(3, out + UNIT * PANEL + UNIT, OF_PANEL);
+    }
+    for (int64_t k = 0; k + 32 <= depth; k += 32) {
+        _tile_loadd(4, x + k, 2 * depth);
+        _tile_loadd(6, weight + k * PANEL, OF_PANEL);
+        _tile_loadd(7, weight + k * PANEL + PANEL, OF_PANEL);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        if (tall) {
+            _tile_loadd(5, x + UNIT * depth + k, 2 * depth);
+            _tile_dpbf16ps(2, 5, 6);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, out, OF_PANEL);
+    _tile_stored(1, out + UNIT, OF_PANEL);
+    if (tall) {
+        _tile_stored(2, out + UNIT * PANEL, OF_PANEL);
+        _tile_stored(3, out + UNIT * PANEL + UNIT, OF_PANEL);
+    }
+}
+#endif
 
 constexpr int64_t WIDE = 256;  // numbers of a row that are converted to float32 at once
 constexpr int64_t SOME = 64;   // rows, at most

@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <omp.h>
+#include <optional>
 #include <type_traits>
 
 #include "layer.h"
@@ -42,9 +43,40 @@ INLINE void add_product(const float *x, const float *weight, int64_t rows, int64
 #ifdef __AVX512BF16__
 INLINE void add_product(const Narrow *x, const Narrow *weight, int64_t rows, int64_t depth, float *out)
 {
-    const Left pairs{(const float *)x, depth / 2, 1};
-    multiply<Pair>(rows, PANEL, depth / 2, pairs, (const float *)weight, PANEL, out, PANEL);
+    int64_t done = 0;
+#ifdef __AMX_BF16__
+    if (amx) {
+        done = depth / 32 * 32;
+        add_tiles(x, weight, rows, depth, out);
+    }
+#endif
+    const Left pairs{(const float *)(x + done), depth / 2, 1};
+    const float *rest = (const float *)(weight + done * PANEL);
+    multiply<Pair>(rows, PANEL, (depth - done) / 2, pairs, rest, PANEL, out, PANEL);
 }
+#endif
+
+// What a thread has to set before it computes products of a Number, for a number of rows.
+template <typename Number>
+struct Ready {
+    void set(int64_t) {}
+};
+
+#ifdef __AMX_BF16__
+template <>
+struct Ready<Narrow> {
+    std::optional<Tiles> tiles;
+    Ready()
+    {
+        if (amx)
+            tiles.emplace();
+    }
+    void set(int64_t rows)
+    {
+        if (tiles)
+            tiles->set(rows);
+    }
+};
 #endif
 
 int64_t whole_rank(int64_t rank) { return (rank + PANEL - 1) / PANEL * PANEL; }
@@ -64,18 +96,20 @@ void adapter_tile(const Linear<Number> &l, int64_t row, int64_t panel, float *in
 // stored.
 template <typename Number>
 void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t end,
-                  const Factor<Number> *x, const float *inner, Factor<Number> *scratch)
+                  const Factor<Number> *x, const float *inner, Factor<Number> *scratch,
+                  Ready<Factor<Number>> &ready)
 {
     const int64_t own = l.gated ? UNIT : PANEL, column = panel * own;
     const int64_t columns = std::min(own, l.columns - column);
     const int64_t size = l.depth * PANEL;
     const Factor<Number> *weight = factors(l.weight + panel * size, size, scratch);
-    alignas(4 * LANES) float block[TALL][PANEL];
-    for (int64_t row = first; row < end; row += TALL) {
-        const int64_t rows = std::min<int64_t>(TALL, end - row);
+    alignas(64) float block[STEP][PANEL];
+    for (int64_t row = first; row < end; row += STEP) {
+        const int64_t rows = std::min<int64_t>(STEP, end - row);
         for (int64_t i = 0; i < rows; i++)
             for (int64_t j = 0; j < PANEL; j++)
                 block[i][j] = l.bias[panel * PANEL + j];
+        ready.set(rows);
         add_product(x + row * l.depth, weight, rows, l.depth, block[0]);
         if (inner) {
             for (int64_t i = 0; i < rows; i++)
@@ -92,7 +126,12 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
                 at(block[i] + j) = rounded<Number>(gate * sigmoid(gate)) * up;
             }
             const int64_t place = (row + i) * l.columns + column;
-            for (int64_t j = 0; j < columns; j++)
+            int64_t j = 0;
+            for (; j + LANES <= columns; j += LANES) {
+                const Vector more = l.onto ? load(l.onto + place + j) : Vector{};
+                store(rounded<Number>(at(block[i] + j)) + more, l.out + place + j);
+            }
+            for (; j < columns; j++)
                 put(rounded<Number>(block[i][j]) + (l.onto ? wide(l.onto[place + j]) : 0.0f),
                     l.out[place + j]);
         }
@@ -127,10 +166,11 @@ int linear(const Linear<Number> &l)
         }
         const auto *x = factors(l.x, 0, copy.get());  // what is converted already
         auto *mine = weights.get() + converted * PANEL * omp_get_thread_num();
+        Ready<Factor<Number>> ready;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < blocks * panels; i++) {
             const int64_t first = i / panels * BLOCK, end = std::min(first + BLOCK, l.rows);
-            linear_panel(l, i % panels, first, end, x, l.a ? inner.get() : nullptr, mine);
+            linear_panel(l, i % panels, first, end, x, l.a ? inner.get() : nullptr, mine, ready);
         }
     }
     return 0;
