@@ -5,7 +5,7 @@
 
 A part whose file holds figures of this commit is not measured again, so a run that was interrupted,
 or that its limit of time has ended, goes on where it was. Nothing is measured on a busy machine
-unless --anyway is given. Processors without AVX-512 have a folder of their own.
+unless --anyway is given. Processors without AVX-512 and those with AMX have folders of their own.
 """
 
 from __future__ import annotations
@@ -87,8 +87,10 @@ in two of them."""
 
 def folder() -> Path:
     """Where the results of this machine's processor are."""
-    found = HERE / "results"
-    return found if "avx512f" in processor() else found / "without-avx512"
+    found, name = HERE / "results", processor()
+    if "amx_bf16" in name:
+        return found / "with-amx"
+    return found if "avx512f" in name else found / "without-avx512"
 
 
 def main() -> None:

@@ -83,3 +83,19 @@ def test_adapters_that_do_not_fit_are_refused(wrong: str) -> None:
         a, b = a.bfloat16(), b.bfloat16()
     with pytest.raises((ValueError, TypeError)):
         PackedLinear(torch.zeros(4, 8), None, LowRank(a=a, b=b, scaling=1.0))
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 33, 70])
+@pytest.mark.parametrize("inputs", [2, 64, 90])
+def test_a_row_is_the_same_beside_others_and_between_products_of_pytorch(
+    rows: int, inputs: int
+) -> None:
+    """Where a processor has AMX, both use its registers, and each sets them as it needs them."""
+    random = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, inputs, generator=random).bfloat16() for n in (40, rows))
+    own, exact = PackedLinear(weight, None), x.double() @ weight.double().t()
+    before = x @ weight.t()
+    found = own(x)
+    assert torch.equal(x @ weight.t(), before)
+    assert torch.equal(torch.cat([own(row) for row in x.split(1)]), found)
+    assert (found.double() - exact).norm() <= 3e-3 * exact.norm()

@@ -100,7 +100,7 @@ def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | No
         return None
     if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
         return _embedding if "embedding" in kinds and _looks_up(module) else None
-    if is_plain_linear(module, "cpu") and can_multiply(*module.parameters()):
+    if is_plain_linear(module, "cpu") and can_multiply(*reversed(tuple(module.parameters()))):
         large = module.weight.numel() >= SMALLEST
         return _linear if "training_linear" in kinds and large else None
     if len(inspect.signature(type(module).forward).parameters) != 2:  # self and one input
