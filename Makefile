@@ -29,7 +29,7 @@ test-avx2: .venv/.dev
 
 # The numerical core on a card: runs against those of the CPU, draws, log-probabilities, kernels.
 test-gpu: .venv/.dev
-	$(PYTEST) -n 0 -m gpu $(ARGS)
+	$(PYTEST) -n 4 --dist worksteal -m gpu $(ARGS)
 
 verify: .venv/.dev
 	$(PYTEST) -n $(JOBS) --dist worksteal -m verify $(ARGS)

@@ -74,12 +74,12 @@ PARTS = (
     Part("cluster-beside", "cluster", "--cases ahead,streaming"),
 )  # fmt: skip
 GPU_PARTS = (
-    Part("gpu-rollouts", "rollouts", "--peers generate,vllm --cases gpu-0.5b-g8,gpu-3b-g8 "
+    Part("gpu-update", "update", "--cases gpu-decode-0.5b,gpu-update-0.5b,gpu-decode-3b "
          "--repeats 2"),
-    Part("gpu-update", "update", "--cases gpu-update-0.5b,gpu-decode-0.5b,gpu-update-3b,"
-         "gpu-decode-3b --repeats 3"),
-    Part("gpu-step", "step", "--cases gpu-0.5b-g8,gpu-1.5b-g8,gpu-1.5b-g8-lora,gpu-3b-g8-qlora "
-         "--repeats 2"),
+    Part("gpu-step", "step", "--cases gpu-0.5b-g8 --repeats 2"),
+    Part("gpu-step-liger", "step", "--cases gpu-0.5b-g8@liger --repeats 2"),
+    Part("gpu-rollouts", "rollouts", "--peers generate,vllm --cases gpu-0.5b-g8 --repeats 2"),
+    Part("gpu-step-adapters", "step", "--cases gpu-1.5b-g8-lora,gpu-3b-g8-qlora --repeats 1"),
 )  # fmt: skip
 """What the limit of time may cut off comes last. Every part has a file of its own, and no case is
 in two of them."""

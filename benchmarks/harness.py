@@ -165,7 +165,9 @@ def turns(
         at = repeat % len(names)
         for name in names[at:] + names[:at]:
             time.sleep(PAUSE_S)
+            start = time.perf_counter()
             answers[name].append(sides[name](repeat))
+            say(f"{name}, {repeat + 1} of {repeats}: {time.perf_counter() - start:.3g} s")
     return answers
 
 

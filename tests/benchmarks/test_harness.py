@@ -152,10 +152,11 @@ def test_the_page_holds_each_figure_against_its_target(load, tmp_path: Path) -> 
     assert verdicts[:2] == ["yes", "no"]
     assert re.search(r"\| step +\| embedded ", page) and "not measured" in page
     assert "python it" in page and page.endswith("## Notes\n")
-    assert "Without AVX-512" not in page
-    both = results.page({}, "## Notes", narrow=found)
-    _, narrow = both.split("## Without AVX-512")
-    assert re.search(r"\| medium-recommended .*≥ 6 ", narrow) and "python it" in narrow
+    assert not any(each.title in page for each in results.PROCESSORS)
+    for other, least in zip(results.PROCESSORS, ("8", "6"), strict=True):
+        both = results.page({}, "## Notes", others=[other.section(found)])
+        _, own = both.split(f"## {other.title}")
+        assert re.search(rf"\| medium-recommended .*≥ {least} ", own) and "python it" in own
 
 
 def test_figures_that_are_held_against_other_cases_or_points(load) -> None:
@@ -182,7 +183,8 @@ def test_figures_that_are_held_against_other_cases_or_points(load) -> None:
 
 def test_every_target_names_a_case_that_exists(load) -> None:
     results = load("results")
-    for target in [*results._targets(), *results._targets_without_avx512()]:
+    of_others = [results._targets_with(each.speedups) for each in results.PROCESSORS]
+    for target in sum(of_others, results._targets()):
         module = load(target.benchmark)
         known = module.AXES if target.benchmark == "scaling" else module.CASES
         assert target.case.partition(" beside ")[0] in known

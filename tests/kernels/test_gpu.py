@@ -16,7 +16,6 @@ import torch
 import interpreted_gpu
 from groupwise.kernels import Reference, active, using
 from groupwise.kernels.auto import Auto
-from groupwise.kernels.graphs import DecodingGraphs
 from groupwise.rollouts import GroupEngine
 from interpreted_gpu import (
     CASES,
@@ -100,8 +99,8 @@ def test_an_engine_on_a_card_writes_the_same_by_graphs(case: str) -> None:
         found = completions(policy)
         fused = GroupEngine(policy).calls is not None
         backend: Any = active()
-        graphs: DecodingGraphs = backend.graphs
-    assert graphs.works and graphs._steps and fused is (case not in NOT_FUSED)
+    (memory,) = backend.graph_memory.values()
+    assert memory.works and memory.kept is not None and fused is (case not in NOT_FUSED)
     compared = differences(found, wanted)
     assert compared["gap"] < 1e-4 and compared["same"]
 

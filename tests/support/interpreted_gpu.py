@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from groupwise.kernels import DecodeRows, GroupCache, Norm, Reference, gpu, graphs, using
+from groupwise.kernels import DecodeRows, GroupCache, Norm, Reference, auto, gpu, using
 from groupwise.kernels.auto import CPP, Auto
 from groupwise.models import AdapterSettings, Policy, with_adapter
 from groupwise.rollouts import GroupEngine
@@ -74,16 +74,21 @@ def interpreted() -> Iterator[list[Again]]:
     """A context in which tensors of the CPU count as those of a GPU; the graphs made in it."""
     made: list[Again] = []
 
-    def record(self: Any, step: Callable[[], Tensor]) -> tuple[Again, Tensor]:
-        made.append(Again(step, step()))
-        return made[-1], made[-1].hidden
+    class Memory:
+        """In place of that of graphs."""
+
+        works = True
+
+        def __init__(self, device: torch.device) -> None:
+            self.beside = nullcontext
+
+        def record(self, step: Callable[[], Tensor]) -> tuple[Again, Tensor]:
+            made.append(Again(step, step()))
+            return made[-1], made[-1].hidden
 
     replacements: list[tuple[Any, str, Any]] = [
-        (gpu, "works", lambda device, kind: kind in gpu.TYPES),
-        (gpu, "can_use_gpu", lambda *tensors: len({x.dtype for x in tensors}) == 1),
-        (graphs, "_beside", nullcontext),
-        (graphs.DecodingGraphs, "_record", record),
-        (torch.cuda, "graph_pool_handle", lambda: (0, 0)),
+        (gpu, "can_use_device", lambda device, kind: kind in gpu.TYPES),
+        (auto, "GraphMemory", Memory),
     ]
     with ExitStack() as stack:
         for holder, name, instead in replacements:

@@ -13,8 +13,9 @@ from groupwise.kernels import cpu, flex, gpu, layers, onednn
 from groupwise.kernels.build import compiled, shapes_only
 from groupwise.kernels.decoder import CpuDecoder
 from groupwise.kernels.decoding import decode_attention
+from groupwise.kernels.flex import reason
 from groupwise.kernels.gpu_decoder import GpuDecoder
-from groupwise.kernels.graphs import DecodingGraphs
+from groupwise.kernels.graphs import DecodingGraphs, GraphMemory
 from groupwise.kernels.interface import (
     BACKENDS,
     Affine,
@@ -48,7 +49,7 @@ class Auto(Reference):
         if unknown := without - KERNELS:
             raise ValueError(f"unknown kernels: {', '.join(sorted(unknown))}")
         self.on = KERNELS - without
-        self.graphs: DecodingGraphs | None = None
+        self.graph_memory: dict[torch.device, GraphMemory] = {}
 
     def description(self, device: torch.device) -> str:
         if device.type == "cuda":
@@ -92,7 +93,10 @@ class Auto(Reference):
         if "draw" in self.on and cpu.can_use_cpu(logits):
             return cpu.draw_tokens(logits, uniform, temperature=temperature)
         if self._on_gpu(logits):
-            return gpu.draw(logits, uniform, temperature=temperature)
+            try:
+                return gpu.draw(logits, uniform, temperature=temperature)
+            except Exception as error:
+                self._without_triton(error, logits.device)
         return super().draw(logits, uniform, temperature=temperature)
 
     def causal_attention(
@@ -146,13 +150,24 @@ class Auto(Reference):
             scaling, window = how["scaling"], how["window"]
             return decode_attention(rows, layer, query, key, value, scaling=scaling, window=window)
         if rows.order is None and self._on_gpu(query, key, value, *layer.tensors()):
-            return gpu.decode_attention(rows, layer, query, key, value, **how)
-        if query.is_cuda and torch.cuda.is_current_stream_capturing():
-            raise RuntimeError("attention reads the lengths of completions on the CPU")
+            try:
+                return gpu.decode_attention(rows, layer, query, key, value, **how)
+            except Exception as error:
+                self._without_triton(error, query.device)
+        if rows.recorded:
+            raise RuntimeError("attention needs the lengths of completions on the CPU")
         return super().decode_attention(rows, layer, query, key, value, **how)
 
     def _on_gpu(self, *tensors: Tensor) -> bool:
         return "triton" in self.on and gpu.can_use_gpu(*tensors)
+
+    def _without_triton(self, error: Exception, device: torch.device) -> None:
+        """Leave Triton's kernels out from here on: other sizes may compile another one than the
+        trial's."""
+        if isinstance(error, torch.OutOfMemoryError):
+            raise error
+        self.on -= {"triton"}
+        gpu.warn_unused(device, reason(error))
 
     def _attends(
         self,
@@ -205,12 +220,11 @@ class Auto(Reference):
     def replayed(
         self, hidden: Callable[..., Tensor], *, device: torch.device, dtype: torch.dtype
     ) -> Callable[..., Tensor]:
-        if not {"triton", "graphs"} <= self.on or not gpu.works(device, dtype):
+        if not {"triton", "graphs"} <= self.on or not gpu.can_use_device(device, dtype):
             return hidden
-        if self.graphs is not None and not self.graphs.works:
-            return hidden
-        self.graphs = DecodingGraphs(hidden, before=self.graphs)
-        return self.graphs
+        if device not in self.graph_memory:
+            self.graph_memory[device] = GraphMemory(device)
+        return DecodingGraphs(hidden, self.graph_memory[device])
 
 
 BACKENDS["auto"] = Auto

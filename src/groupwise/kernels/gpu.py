@@ -6,6 +6,7 @@ PyTorch installs Triton with its wheels for GPUs. Where it is missing or fails, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -21,8 +22,8 @@ from groupwise.kernels.interface import DecodeRows, GroupCache, LayerCache, Norm
 from groupwise.kernels.reference import Reference
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
-KEYS = {4: 32, 2: 64}
-"""Keys that attention takes at once, by bytes of a number."""
+KEYS, KEY_BYTES = 64, 2**14
+"""Keys that attention takes at once, and their bytes, at most: several fit into shared memory."""
 LONGEST = 2**31 - 1
 """The window of attention that has none."""
 PARTS = 512
@@ -58,17 +59,23 @@ def can_use_gpu(*tensors: Tensor) -> bool:
     """Whether the kernels take these tensors: plain ones of one dtype on a GPU, on which a trial
     gave the results of the reference."""
     first = tensors[0]
-    return all(takes(x) and x.is_cuda and x.dtype == first.dtype for x in tensors) and works(
-        first.device, first.dtype
-    )
+    return all(
+        takes(x) and x.device == first.device and x.dtype == first.dtype for x in tensors
+    ) and can_use_device(first.device, first.dtype)
+
+
+def can_use_device(device: torch.device, kind: torch.dtype) -> bool:
+    """Whether the kernels work on a device in a dtype. It must be the current one, on which Triton
+    launches."""
+    if device.type != "cuda" or kind not in TYPES or device.index != torch.cuda.current_device():
+        return False
+    return _works(device, kind)
 
 
 @cache
-def works(device: torch.device, kind: torch.dtype) -> bool:
+def _works(device: torch.device, kind: torch.dtype) -> bool:
     """Whether Triton is there and its kernels give the results of the reference for a dtype; warns
     once where not."""
-    if device.type != "cuda" or kind not in TYPES:
-        return False
     try:
         with real_tensors(), torch.inference_mode():
             worst = max(_gaps(device, kind))
@@ -78,16 +85,22 @@ def works(device: torch.device, kind: torch.dtype) -> bool:
     except Exception as error:  # Triton is missing, or has no compiler
         found = reason(error)
     if found is not None:
-        warn(f"Triton's kernels are not used on {device} ({found}); rollouts take more time.")
+        warn_unused(device, found)
     return found is None
+
+
+def warn_unused(device: torch.device, why: str) -> None:
+    """Warn that the kernels are not used, and why."""
+    warn(f"Triton's kernels are not used on {device} ({why}); steps take more time and memory.")
 
 
 def _gaps(device: torch.device, kind: torch.dtype) -> Iterator[float]:
     """Relative errors of all kernels."""
-    random = torch.Generator().manual_seed(0)
+    random = torch.Generator("cpu").manual_seed(0)
 
     def some(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=random).to(device, kind)
+        # A plan of memory makes the GPU the default device.
+        return torch.randn(shape, generator=random, device="cpu").to(device, kind)
 
     group = GroupCache(slots=2, group=2, prompt_capacity=70, suffix_capacity=40, device=device)
     group.prompt_length += torch.tensor([70, 9], device=device)
@@ -100,7 +113,10 @@ def _gaps(device: torch.device, kind: torch.dtype) -> Iterator[float]:
     for tensor in layer.tensors():
         tensor.copy_(some(*tensor.shape))
     given, how = (some(3, 6, 64), some(3, 2, 64), some(3, 2, 64)), {"scaling": 0.2, "window": 50}
-    wanted = Reference().decode_attention(rows, layer, *given, softcap=None, **how)
+    # In float64, because products of float32 may be those of TF32.
+    wide = replace(layer, **{name: x.double() for name, x in vars(layer).items()})
+    of_wide = [x.double() for x in given]
+    wanted = Reference().decode_attention(rows, wide, *of_wide, softcap=None, **how)
     yield _gap(decode_attention(rows, layer, *given, softcap=None, **how), wanted)
     logits, uniform = some(3, 5000), torch.tensor([0.0, 0.3, 0.999], device=device).double()
     tokens, logp = draw(logits, uniform, temperature=0.8)
@@ -235,7 +251,7 @@ def decode_attention(
     valid while completions grow.
     """
     (count, heads, dim), key_heads = query.shape, key.shape[1]
-    out = query.new_empty(count, heads, dim)
+    out, size = query.new_empty(count, heads, dim), max(16, _power(dim))
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     strides = (stride for x in (query, key, value) for stride in x.stride()[:2])
     _kernels().decode_attention[count, key_heads](
@@ -243,8 +259,8 @@ def decode_attention(
         rows.slot, rows.sample, rows.time, rows.cache.prompt_length, *strides,
         heads // key_heads, rows.cache.group, layer.prompt_key.shape[2], layer.suffix_key.shape[3],
         LONGEST if window is None else window, scaling, softcap or 1.0,
-        dim=dim, HEADS=max(16, _power(heads // key_heads)), DIM=max(16, _power(dim)),
-        KEYS=KEYS[query.itemsize],
+        dim=dim, HEADS=max(16, _power(heads // key_heads)), DIM=size,
+        KEYS=max(16, min(KEYS, KEY_BYTES // (size * query.itemsize))),
         CAPPED=softcap is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
     )  # fmt: skip
     return out

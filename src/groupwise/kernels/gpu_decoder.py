@@ -25,6 +25,9 @@ class GpuDecoder:
     Args:
         layers, norm, head: the weights, on a GPU and of one dtype.
         rotation: cosines and sines of every position, [positions, dim].
+
+    Raises:
+        ValueError: the rotation is of another size than the heads.
     """
 
     batch_invariant = False
@@ -40,6 +43,8 @@ class GpuDecoder:
     ) -> None:
         self.layers, self.norm, self.of_head = layers, norm, head
         cos, sin = rotation
+        if any(layer.dim != cos.shape[1] for layer in layers):
+            raise ValueError("the rotation must have the size of the heads")
         self.rotation = cos.contiguous(), sin.contiguous()
 
     @torch.no_grad()

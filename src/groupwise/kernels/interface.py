@@ -161,6 +161,8 @@ class DecodeRows:
             needed.
         in_step: all rows of a slot are at the time that has passed since its `start`.
         order: of each row, its index among those of its completion; None where each has one.
+        recorded: the step becomes a CUDA graph: `prompt`, `suffix`, `used` and `clock` are only
+            those of the first time, and rows at time −1 are none.
         masks, places, parts: what a backend has derived from the rows, by window, by key heads, and
             by order.
     """
@@ -177,6 +179,7 @@ class DecodeRows:
     aligned: bool
     in_step: bool = True
     order: Int[Tensor, "rows"] | None = None
+    recorded: bool = False
     masks: dict[int | None, Tensor] = field(default_factory=dict)
     places: dict[int, Tensor] = field(default_factory=dict)
     parts: list[tuple[Tensor, DecodeRows]] = field(default_factory=list)

@@ -134,8 +134,11 @@ class TwoRows:
 
 
 def rounding_limit(model: Any) -> float:
-    """How much log-probabilities may differ through rounding alone when computed in another way."""
-    return 1e-4 if model.dtype in (torch.float32, torch.float64) else 0.25
+    """How much log-probabilities may differ through rounding alone when computed in another way. On
+    an H100, those of a random Gemma 2 in float32 differed by 6.5e-4."""
+    if model.dtype not in (torch.float32, torch.float64):
+        return 0.25
+    return 1e-4 if model.device.type == "cpu" else 5e-3
 
 
 @torch.no_grad()

@@ -171,7 +171,7 @@ def can_use_fused(backbone: Backbone, *, tokens: int = 12) -> Calls | None:
         for first in (0, max(0, late)):
             places = (first + torch.arange(tokens, device=backbone.device)).repeat(2)
             calls = _tried(backbone, ids, places)
-    except (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError):
+    except Exception:  # a kernel that does not compile raises errors of its own
         return None
     finally:
         backbone.model.train(training)
@@ -225,7 +225,8 @@ def _try_in_float32(
         rotation=_rotation(decoder.rotary_emb, like=norm.weight, places=places),
         head=None,
     )
-    assert made is not None, "16 bits are fused only where float32 is"
+    if made is None:
+        raise ValueError("no kernel computes float32")
     embedded, row = alone.get_input_embeddings()(ids), torch.arange(len(ids), device=ids.device)
     _require_close(made.hidden(embedded, row, TwoRows()), own)
 

@@ -6,7 +6,7 @@
 
 #include "vectors.h"
 
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) || defined(__AMX_BF16__)
 #include <immintrin.h>
 #endif
 #ifdef __AMX_BF16__
@@ -110,6 +110,7 @@ public:
     Tiles() { _tile_storeconfig(&before); }
     ~Tiles()
     {
+        asm volatile("" ::: "memory");  // GCC 12 does not know what these instructions read
         if (before.palette)
             _tile_loadconfig(&before);
         else
@@ -122,6 +123,7 @@ public:
         const uint8_t sizes[8] = {high, high, low, low, high, low, 16, 16};
         if (std::memcmp(now.rows, sizes, sizeof sizes)) {
             std::memcpy(now.rows, sizes, sizeof sizes);
+            asm volatile("" ::: "memory");
             _tile_loadconfig(&now);
         }
     }
@@ -132,6 +134,7 @@ INLINE void add_tiles(const Narrow *x, const Narrow *weight, int64_t rows, int64
 {
     const bool tall = rows > 16;
     constexpr int64_t OF_PANEL = 4 * PANEL;  // bytes of a row
+    asm volatile("" ::: "memory");
     _tile_loadd(0, out, OF_PANEL);
     _tile_loadd(1, out + UNIT, OF_PANEL);
     if (tall) {
