@@ -218,7 +218,7 @@ class Auto(Reference):
         return CpuDecoder(layers, norm=norm, rotation=rotation, head=head)
 
     def replayed(
-        self, hidden: Callable[..., Tensor], *, device: torch.device, dtype: torch.dtype
+        self, hidden: Callable[..., Tensor], device: torch.device, dtype: torch.dtype
     ) -> Callable[..., Tensor]:
         if not {"triton", "graphs"} <= self.on or not gpu.can_use_device(device, dtype):
             return hidden

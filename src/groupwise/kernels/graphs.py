@@ -73,7 +73,7 @@ class GraphMemory:
             raise
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """A recorded step.
 
@@ -160,13 +160,13 @@ class DecodingGraphs:
             warn(f"CUDA graphs are not used ({reason(error)}); rollouts take more time.")
             self._memory.works = False
             return None
-        self._steps[len(tokens)] = Step(graph, inputs, hidden)
+        self._steps[len(tokens)] = Step(graph=graph, inputs=inputs, hidden=hidden)
         graph.replay()
         return hidden
 
 
 def rounded(rows: int) -> int:
-    """The rows of the graph for so many: at most a third more, and few different numbers.
+    """The rows of the graph that computes these: at most a third more, and few different numbers.
 
     Example:
         >>> [rounded(rows) for rows in (1, 9, 17, 33, 49, 65, 97, 200)]

@@ -381,7 +381,7 @@ class Backend(Protocol):
         ...
 
     def replayed(
-        self, hidden: Callable[..., Tensor], *, device: torch.device, dtype: torch.dtype
+        self, hidden: Callable[..., Tensor], device: torch.device, dtype: torch.dtype
     ) -> Callable[..., Tensor]:
         """`hidden` of a model for one rollout, its decoding steps without a launch per operation
         where the device allows that.

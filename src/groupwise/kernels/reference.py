@@ -224,7 +224,7 @@ class Reference:
         return None
 
     def replayed(
-        self, hidden: Callable[..., Tensor], *, device: torch.device, dtype: torch.dtype
+        self, hidden: Callable[..., Tensor], device: torch.device, dtype: torch.dtype
     ) -> Callable[..., Tensor]:
         return hidden
 

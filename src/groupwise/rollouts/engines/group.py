@@ -117,10 +117,8 @@ class GroupEngine:
     def _laid_out(self, rollout: _Rollout) -> AbstractContextManager[None]:
         """A context in which a rollout computes with copies of the current weights."""
         fused = self._fused(positions=rollout.positions)
-        rollout.backbone = backbone = fused or Backbone.of(self.policy.model)
-        rollout.hidden = active().replayed(
-            backbone.hidden, device=rollout.device, dtype=self.policy.model.dtype
-        )
+        rollout.backbone, dtype = fused or Backbone.of(self.policy.model), self.policy.model.dtype
+        rollout.hidden = active().replayed(rollout.backbone.hidden, rollout.device, dtype)
         if fused is not None:
             return nullcontext()
         return active().inference_layers(self.policy.model, rows=self.max_rows)
