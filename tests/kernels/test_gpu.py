@@ -14,13 +14,15 @@ import pytest
 import torch
 
 import interpreted_gpu
-from groupwise.kernels import Reference, active, using
+from groupwise.kernels import DecodeRows, GroupCache, Reference, active, using
 from groupwise.kernels.auto import Auto
+from groupwise.kernels.graphs import DecodingGraphs
 from groupwise.rollouts import GroupEngine
 from interpreted_gpu import (
     CASES,
     EXACT,
     INTERPRETED,
+    Memory,
     attention_gaps,
     completions,
     differences,
@@ -74,6 +76,32 @@ def test_draws_are_those_of_float64(interpreted: dict[str, Any]) -> None:
 def check_draws(found: dict[str, float]) -> None:
     assert found["same"] >= 0.97 and found["gap"] < 1e-5
     assert found["possible"] == 1 and found["of NaN"] == 1
+
+
+def test_rows_that_are_missing_in_a_graph_are_none() -> None:
+    """16 rows, and then fewer: those that are left out must not be computed with what they were."""
+    cache = GroupCache(
+        slots=4, group=4, prompt_capacity=9, suffix_capacity=9, device=torch.device("cpu")
+    )
+    seen: list[list[int]] = []
+
+    def hidden(tokens: torch.Tensor, positions: torch.Tensor, rows: DecodeRows) -> torch.Tensor:
+        if rows.recorded:
+            columns = (tokens, positions, rows.slot, rows.sample, rows.time)
+            seen[:] = torch.stack(columns).T.tolist()
+        return 10.0 * tokens[:, None]
+
+    graphs: Any = DecodingGraphs(hidden, Memory(cache.device))
+    for count in (16, 16, 12, 9, 16):
+        row = torch.arange(count)
+        rows = DecodeRows(
+            cache=cache, slot=row // 4, sample=row % 4, time=row % 5, used=4, rows=row, clock=0,
+            prompt=9, suffix=9, aligned=False,
+        )  # fmt: skip
+        found = graphs(row + 100, row + 5, rows)
+        assert found.flatten().tolist() == [10.0 * (100 + one) for one in range(count)]
+        assert [each[4] for each in seen] == [*(row % 5).tolist(), *[-1] * (16 - count)]
+        assert all(each[1] == 0 for each in seen[count:])
 
 
 @pytest.mark.gpu

@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 from groupwise.kernels import DecodeRows, GroupCache, Norm, Reference, auto, gpu, using
 from groupwise.kernels.auto import CPP, Auto
+from groupwise.kernels.graphs import GraphMemory
 from groupwise.models import AdapterSettings, Policy, with_adapter
 from groupwise.rollouts import GroupEngine
 from groupwise.testing.engines import make_requests
@@ -37,7 +38,13 @@ ENDS = (1, 5, 9, 20, 21, 22, 23, 24, 25)
 
 
 def _policy(name: str) -> Policy:
-    return tiny_policy(tiny_model(name), ends=ENDS)
+    """A policy whose norms and biases show in what it computes."""
+    model, random = tiny_model(name), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=random), alpha=0.3)
+    return tiny_policy(model, ends=ENDS)
 
 
 def _adapted() -> Policy:
@@ -69,26 +76,32 @@ class Again:
         self.hidden.copy_(self.step())
 
 
+class Memory(GraphMemory):
+    """The memory of graphs that are none."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.beside = nullcontext
+        self.works = True
+
+    def record(self, step: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+        again = Again(step, step())
+        return again, again.hidden
+
+
 @contextmanager
 def interpreted() -> Iterator[list[Again]]:
     """A context in which tensors of the CPU count as those of a GPU; the graphs made in it."""
     made: list[Again] = []
 
-    class Memory:
-        """In place of that of graphs."""
-
-        works = True
-
-        def __init__(self, device: torch.device) -> None:
-            self.beside = nullcontext
-
-        def record(self, step: Callable[[], Tensor]) -> tuple[Again, Tensor]:
-            made.append(Again(step, step()))
-            return made[-1], made[-1].hidden
+    class Counted(Memory):
+        def record(self, step: Callable[[], Tensor]) -> tuple[Any, Tensor]:
+            graph, hidden = super().record(step)
+            made.append(graph)
+            return graph, hidden
 
     replacements: list[tuple[Any, str, Any]] = [
         (gpu, "can_use_device", lambda device, kind: kind in gpu.TYPES),
-        (auto, "GraphMemory", Memory),
+        (auto, "GraphMemory", Counted),
     ]
     with ExitStack() as stack:
         for holder, name, instead in replacements:
