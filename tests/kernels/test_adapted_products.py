@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from groupwise.kernels import Affine, LowRank, active
+from groupwise.kernels import Affine, LowRank, active, cpu
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import PackedLinear
@@ -99,3 +99,12 @@ def test_a_row_is_the_same_beside_others_and_between_products_of_pytorch(
     assert torch.equal(x @ weight.t(), before)
     assert torch.equal(torch.cat([own(row) for row in x.split(1)]), found)
     assert (found.double() - exact).norm() <= 3e-3 * exact.norm()
+
+
+def test_mkl_multiplies_large_matrices_of_float32_on_processors_of_intel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, small, large = torch.zeros(4, 512), torch.zeros(512, 511), torch.zeros(512, 512)
+    for intel in (False, True):
+        monkeypatch.setattr(cpu, "of_intel", lambda intel=intel: intel)
+        assert cpu.can_multiply(x, small) and cpu.can_multiply(x, large) is not intel

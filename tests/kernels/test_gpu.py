@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +24,7 @@ from interpreted_gpu import (
     draws,
     layer_gaps,
 )  # fmt: skip
+from own_process import printed
 
 NOT_FUSED = {"gemma2"}
 TOLERANCE = {**EXACT, torch.bfloat16: 1e-2}
@@ -39,16 +35,7 @@ def interpreted() -> dict[str, Any]:
     """What the kernels compute on a CPU, in a process of its own."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
-    script = Path(interpreted_gpu.__file__)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=290,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return printed(interpreted_gpu)
 
 
 @pytest.mark.slow
@@ -79,7 +66,7 @@ def check_draws(found: dict[str, float]) -> None:
 
 
 def test_rows_that_are_missing_in_a_graph_are_none() -> None:
-    """16 rows, and then fewer: those that are left out must not be computed with what they were."""
+    """16 rows, and then fewer: the rows that are left out must not keep their old places."""
     cache = GroupCache(
         slots=4, group=4, prompt_capacity=9, suffix_capacity=9, device=torch.device("cpu")
     )

@@ -60,7 +60,7 @@ CASES: dict[str, Callable[[], Policy]] = {
     "adapter": _adapted,
 }
 INTERPRETED = ("qwen2_window", "gemma2", "adapter")
-"""Those that have all parts of the others: an interpreter takes its time."""
+"""Together they have every part that the others have; an interpreter is slow."""
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Again:
 
 
 class Memory(GraphMemory):
-    """The memory of graphs that are none."""
+    """Where there is no GPU: steps are computed again in place of being replayed."""
 
     def __init__(self, device: torch.device) -> None:
         self.beside = nullcontext
@@ -214,7 +214,7 @@ def layer_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
 
 def draws(device: str) -> dict[str, float]:
     """Draws against those of float64: the share that is the same, and the errors of their
-    log-probabilities. Half the vocabulary has no probability, and so has one draw's end."""
+    log-probabilities. Half of the vocabulary has no probability, and its end has none."""
     random = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(40, 9000, generator=random)
     logits[:, 100:4200] = float("-inf")

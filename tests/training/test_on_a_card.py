@@ -3,10 +3,6 @@ and, by the mark `gpu`, on a real one."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from groupwise.kernels.flex import can_use_flex, flex_tree_attention, tree_block
 from groupwise.kernels.reference import inverse_cdf
 from groupwise.training import prepare
 from groupwise.updates.logprobs import Projection, token_logprobs
+from own_process import printed
 from pretended_card import CASES, SAMPLED, rows
 from trees import GROUPS, attended, check_attention, laid_out, tensors
 
@@ -39,16 +36,7 @@ def assert_same_metrics(
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of every case on the CPU and on the pretended card, in a process of its own."""
-    script = Path(pretended_card.__file__)
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path_factory.mktemp("runs"))],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return printed(pretended_card, str(tmp_path_factory.mktemp("runs")))
 
 
 @pytest.mark.parametrize("case", CASES)

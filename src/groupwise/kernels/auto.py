@@ -34,6 +34,7 @@ CPP = layers.KINDS | {
     "decoder",
 }  # fmt: skip
 GPU = ("flex", "triton", "graphs")
+"""Those for GPUs."""
 KERNELS = CPP | {"onednn_layers", *GPU}
 """Names of the kernels, each of which can be turned off."""
 

@@ -21,7 +21,7 @@ Hidden = Callable[[Tensor, Tensor, Any], Tensor]
 FEWEST = 8
 """Rows of the smallest graph."""
 PADDING = (0, 0, 0, 0, -1)
-"""Token, position, slot, sample and time of a row that is none."""
+"""Token, position, slot, sample and time of a row that only fills up the graph."""
 
 
 class GraphMemory:

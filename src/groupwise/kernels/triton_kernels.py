@@ -52,7 +52,7 @@ def _store_normed(value, weight, out, size, eps, column):
 def rms_norm_backward(
     x, weight, grad, dx, d_weight, rows, size, eps, SIZE: tl.constexpr
 ):  # fmt: skip
-    """Every so manieth row per program, which adds up their gradients of the weight."""
+    """Program p of n takes the rows p, p + n, … and adds up their gradients of the weight."""
     program, step = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, SIZE)
     inside = column < size
