@@ -20,6 +20,7 @@ SIGNATURES = {
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "draw_tokens": "pnndpppn",
     "multiplies_pairs": "",
+    "has_tiles": "",
 }
 """Arguments of the functions that take more than one structure: pointers, int64, doubles."""
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
@@ -102,7 +103,7 @@ class Attention(ctypes.Structure):
 
 
 class Tree(ctypes.Structure):
-    """`Tree` of tree_attention.cpp."""
+    """`Tree` of tree.h."""
 
     _fields_ = (
         *_fields("query key value", Heads),

@@ -2,12 +2,15 @@
 
 PyTorch's attention takes rectangles: the keys and values of a prompt have to be copied to every
 completion, and what a completion does not attend to is computed and masked. This kernel attends to
-spans of tokens in place, and computes nothing else.
+spans of tokens in place, and computes nothing else. Where the processor has the tiles of AMX, heads
+in bfloat16 are multiplied in them (`cpp/tile_attention.cpp`); elsewhere they are converted to
+float32.
 """
 
 from __future__ import annotations
 
 import ctypes
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from groupwise.kernels import structures
-from groupwise.kernels.build import library
+from groupwise.kernels.build import compiled
+from groupwise.kernels.cpu import typed
 from groupwise.kernels.structures import Heads
 
 
@@ -43,8 +47,21 @@ def tree_attention(
     return apply(query, key, value, spans, prompts, scaling, window)
 
 
+@cache
+def has_tiles() -> bool:
+    """Whether this process may use the tiles of AMX."""
+    found = compiled()
+    return found is not None and bool(found.has_tiles())
+
+
+def _kernel(dtype: torch.dtype) -> torch.dtype:
+    """What heads are converted to: bfloat16 stays as it is where there are tiles for it."""
+    return dtype if dtype == torch.bfloat16 and has_tiles() else torch.float32
+
+
 class _TreeAttention(torch.autograd.Function):
-    """Saves queries, keys and values as they come; of 16 bits it makes float32 copies twice."""
+    """Saves queries, keys and values as they come; of 16 bits it makes float32 copies twice, except
+    where there are tiles."""
 
     @staticmethod
     def forward(
@@ -57,12 +74,13 @@ class _TreeAttention(torch.autograd.Function):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        out = query.new_empty(query.shape, dtype=torch.float32)
+        dtype = _kernel(query.dtype)
+        out = query.new_empty(query.shape, dtype=dtype)
         norm = query.new_empty(query.shape[:2], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, spans, norm)
         ctx.prompts, ctx.scaling, ctx.window = prompts, scaling, window
-        wide = query.float(), key.float(), value.float()
-        _call("tree_forward", (*wide, spans, out, norm), scaling, window)
+        heads = query.to(dtype), key.to(dtype), value.to(dtype)
+        _call("tree_forward", (*heads, spans, out, norm), scaling, window)
         return out.to(query.dtype)
 
     @staticmethod
@@ -72,19 +90,21 @@ class _TreeAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # Unpacked once: what checkpointing recomputes can be read a single time.
         *given, spans, norm = ctx.saved_tensors
-        dtype = given[0].dtype
-        query, key, value = (x.float() for x in given)
+        dtype = _kernel(given[0].dtype)
+        query, key, value = (x.to(dtype) for x in given)
         # Enough parts for all threads; the parts are added in order, so that the sum does not
         # depend on scheduling.
         parts = -(-torch.get_num_threads() // (ctx.prompts * key.shape[1]))
         d_query = query.new_empty(query.shape)
-        d_key, d_value = (key.new_zeros(parts, *key.shape) for _ in range(2))
-        buffers = (grads[0].float().contiguous(), d_query, d_key, d_value)
+        # In float32, the kernel adds to every part; in bfloat16, it writes their sum.
+        each = (parts, *key.shape) if dtype == torch.float32 else (1, *key.shape)
+        d_key, d_value = (key.new_zeros(each) for _ in range(2))
+        buffers = (grads[0].to(dtype).contiguous(), d_query, d_key, d_value)
         saved = (query, key, value, spans, None, norm)
         _call("tree_backward", saved, ctx.scaling, ctx.window, buffers, parts=parts)
-        if parts > 1:
+        if len(d_key) > 1:
             d_key, d_value = d_key.sum(0, keepdim=True), d_value.sum(0, keepdim=True)
-        found = (d.to(dtype) for d in (d_query, d_key[0], d_value[0]))
+        found = (d.to(given[0].dtype) for d in (d_query, d_key[0], d_value[0]))
         return *found, *(None,) * 4
 
 
@@ -106,5 +126,5 @@ def _call(
         spans.shape[1], *query.shape[:2], key.shape[1], query.shape[2],
         window or 0, parts, torch.get_num_threads(), scaling,
     )  # fmt: skip
-    if getattr(library(), name)(ctypes.byref(call)):
+    if typed(name, query, key, value)(ctypes.byref(call)):
         raise MemoryError(f"attention of {len(query)} tokens: out of memory")

@@ -7,24 +7,9 @@
 #include <limits>
 #include <omp.h>
 
-#include "multiply.h"
+#include "tree.h"
 
-// Spans of tokens: each a prompt, or a completion that attends to its prompt and itself.
-struct Tree {
-    Heads<float> query, key, value;
-    float *out;             // [tokens, heads, dim]; of the forward pass
-    float *norm;            // [tokens, heads]: log Σ e^score
-    const float *out_grad;  // [tokens, heads, dim]
-    float *query_grad;      // [tokens, heads, dim]
-    float *key_grad, *value_grad;           // [parts, tokens, key_heads, dim], to be added to
-    const int64_t *begin, *length, *owner;  // [spans]; owner: the span of the prompt, or -1
-    int64_t spans, tokens, heads, key_heads, dim;
-    int64_t window;  // the last tokens that are attended, or 0 for all
-    int64_t parts, threads;
-    double scaling;
-};
-
-SIZE_OF(Tree, Tree)
+SIZE_OF(Tree, Tree<float>)
 
 namespace {
 
@@ -37,11 +22,11 @@ struct QueryBlock {
         int64_t token, size, position;  // the first key, how many, and where the first one stands
     };
 
-    const Tree &t;
+    const Tree<float> &t;
     int64_t head, key_head, token, count, columns, position, keys;
     KeySpan spans[2];
 
-    QueryBlock(const Tree &t, int64_t span, int64_t first, int64_t head)
+    QueryBlock(const Tree<float> &t, int64_t span, int64_t first, int64_t head)
         : t(t), head(head), key_head(head / (t.heads / t.key_heads)), token(t.begin[span] + first),
           count(std::min(QUERIES, t.length[span] - first)),
           columns((count + LANES - 1) / LANES * LANES)
@@ -188,7 +173,7 @@ struct QueryBlock {
 };
 
 // Scratch memory of all threads, or null when out of memory.
-float *tree_scratch(const Tree &t, int64_t &each)
+float *tree_scratch(const Tree<float> &t, int64_t &each)
 {
     each = 0;
     for (int64_t s = 0; s < t.spans; s++)
@@ -204,9 +189,9 @@ float *tree_scratch(const Tree &t, int64_t &each)
 extern "C" {
 
 // Returns 0, or 1 when out of memory.
-int tree_forward(const Tree *call)
+int tree_forward_float32(const Tree<float> *call)
 {
-    const Tree &t = *call;
+    const Tree<float> &t = *call;
     int64_t each;
     float *scratch = tree_scratch(t, each);
     if (!scratch)
@@ -220,12 +205,10 @@ int tree_forward(const Tree *call)
     return 0;
 }
 
-// Returns 0, or 1 when out of memory. No two threads add to the same keys: each takes one key head
-// and, of a prompt, one part of its completions; the prompt itself goes with the first part.
-int tree_backward(const Tree *call)
+// Returns 0, or 1 when out of memory.
+int tree_backward_float32(const Tree<float> *call)
 {
-    const Tree &t = *call;
-    const int64_t repeats = t.heads / t.key_heads;
+    const Tree<float> &t = *call;
     int64_t each;
     float *scratch = tree_scratch(t, each);
     if (!scratch)
@@ -233,21 +216,11 @@ int tree_backward(const Tree *call)
 #pragma omp parallel for num_threads(t.threads) schedule(dynamic) collapse(3)
     for (int64_t prompt = 0; prompt < t.spans; prompt++)
         for (int64_t part = 0; part < t.parts; part++)
-            for (int64_t head = 0; head < t.key_heads; head++) {
-                if (t.owner[prompt] >= 0)
-                    continue;
-                int64_t next = 0;
-                for (int64_t s = 0; s < t.spans; s++) {
-                    if (s != prompt && t.owner[s] != prompt)
-                        continue;
-                    if ((s == prompt ? 0 : next++ % t.parts) != part)
-                        continue;
-                    for (int64_t h = head * repeats; h < (head + 1) * repeats; h++)
-                        for (int64_t first = 0; first < t.length[s]; first += QUERIES)
-                            QueryBlock(t, s, first, h)
-                                .backward(scratch + each * omp_get_thread_num(), part);
-                }
-            }
+            for (int64_t head = 0; head < t.key_heads; head++)
+                each_owned(t, prompt, part, head, QUERIES, [&](int64_t s, int64_t first, int64_t h) {
+                    float *own = scratch + each * omp_get_thread_num();
+                    QueryBlock(t, s, first, h).backward(own, part);
+                });
     std::free(scratch);
     return 0;
 }
