@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from groupwise.kernels import tree_attention as module
-from groupwise.kernels.tree_attention import has_tiles, tree_attention
+from groupwise.kernels.cpu import multiplies_tiles
+from groupwise.kernels.tree_attention import tree_attention
 from trees import GROUPS, laid_out, tensors
 
-pytestmark = pytest.mark.skipif(not has_tiles(), reason="the processor has no AMX")
+pytestmark = pytest.mark.skipif(not multiplies_tiles(), reason="the processor has no AMX")
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -38,7 +39,7 @@ def in_float32(
 ) -> list[Tensor]:
     """The same by the kernel that converts to float32, and rounds its results."""
     with monkeypatch.context() as patch:
-        patch.setattr(module, "has_tiles", lambda: False)
+        patch.setattr(module, "multiplies_tiles", lambda: False)
         return results(given, spans, window)
 
 

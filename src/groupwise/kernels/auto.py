@@ -65,13 +65,18 @@ class Auto(Reference):
         recorded = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         return super().linear(x, weight) if recorded else self.matmul(x, weight.t())
 
+    def _multiplies(self, left: Tensor, right: Tensor) -> bool:
+        return "matmul" in self.on and (
+            cpu.can_multiply(left, right) or cpu.can_multiply_transposed(left, right)
+        )
+
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:
-        if "matmul" in self.on and cpu.can_multiply(left, right):
+        if self._multiplies(left, right):
             return cpu.matmul(left, right)
         return super().matmul(left, right)
 
     def add_matmul(self, total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
-        if "matmul" in self.on and cpu.can_multiply(left, right):
+        if self._multiplies(left, right):
             if total is None and left.dtype != torch.float32:
                 total = left.new_zeros(len(left), right.shape[1], dtype=torch.float32)
             return cpu.matmul(left, right, onto=total)

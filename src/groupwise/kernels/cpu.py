@@ -37,6 +37,8 @@ TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 """The suffix of the kernels for each dtype."""
 LARGE = 2**18
 """Numbers of a matrix that MKL multiplies faster on Intel's processors."""
+DEEP = 128
+"""Rows of activations from which on the gradient of a weight gains from tiles of our own."""
 PANEL = 32
 """Columns of a product that are computed at once."""
 
@@ -190,6 +192,26 @@ def can_multiply(*tensors: Tensor) -> bool:
         all(takes(x) and x.device.type == "cpu" and x.dtype == torch.bfloat16 for x in tensors)
         and torch.bfloat16 not in onednn.dtypes()
         and compiled() is not None
+    )
+
+
+def multiplies_tiles() -> bool:
+    """Whether products of bfloat16 are computed in the tiles of AMX."""
+    kernels = compiled()
+    return kernels is not None and bool(kernels.multiplies_tiles())
+
+
+def can_multiply_transposed(left: Tensor, right: Tensor) -> bool:
+    """Whether `matmul` is faster than oneDNN because the left factor is a transposed matrix, as in
+    dyᵀ · x, the gradient of a weight: in bfloat16 with AMX, for large weights and many rows."""
+    return (
+        all(
+            takes(x) and x.device.type == "cpu" and x.dtype == torch.bfloat16 for x in (left, right)
+        )
+        and left.stride(0) == right.stride(1) == 1
+        and len(left) * right.shape[1] >= onednn.SMALLEST
+        and len(right) >= DEEP
+        and multiplies_tiles()
     )
 
 

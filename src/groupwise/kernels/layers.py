@@ -12,7 +12,8 @@ is computed again in the backward pass: a quarter of the activations.
 The rest is for CPUs. Embeddings are for float32. Products are for float32, which PyTorch leaves to
 MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike oneDNN, they compile nothing per number of
 rows, which differs from microbatch to microbatch. They are for bfloat16 too on processors without
-AVX-512, where PyTorch has no fast ones.
+AVX-512, where PyTorch has no fast ones. On those with AMX, PyTorch computes y and dx, and the
+kernels dW, for which oneDNN takes twice as long.
 """
 
 from __future__ import annotations
@@ -32,7 +33,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from groupwise.kernels import cpu, gpu
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import LANES, can_multiply, matmul
+from groupwise.kernels.cpu import (
+    LANES,
+    can_multiply,
+    can_multiply_transposed,
+    matmul,
+    multiplies_tiles,
+)
 from groupwise.kernels.onednn import SMALLEST
 from groupwise.kernels.reference import accumulable_grad, is_plain_linear
 
@@ -47,7 +54,7 @@ TRIED = 4 * LANES
 class use_kernels:
     """Re-entrant context manager that routes supported modules to the kernels: norms and
     feed-forwards; on a CPU, in float32 embeddings too, and linear layers in float32, or in bfloat16
-    where PyTorch has no fast products of it. Gradients are for `backward()`: they are added to
+    where PyTorch has no fast products of it, or none for their weights' gradients. Gradients are for `backward()`: they are added to
     those that weights have already, and `torch.autograd.grad` does not return them.
 
     Linear layers and embeddings are recognised by their type. Norms and feed-forwards are tried
@@ -100,9 +107,8 @@ def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | No
         return None
     if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
         return _embedding if "embedding" in kinds and _looks_up(module) else None
-    if is_plain_linear(module, "cpu") and can_multiply(*reversed(tuple(module.parameters()))):
-        large = module.weight.numel() >= SMALLEST
-        return _linear if "training_linear" in kinds and large else None
+    if is_plain_linear(module, "cpu"):
+        return _linear_forward(module) if "training_linear" in kinds else None
     if len(inspect.signature(type(module).forward).parameters) != 2:  # self and one input
         return None
     children = {name for name, _ in module.named_children()}
@@ -117,6 +123,17 @@ def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | No
     if (children, parameters) == ({*PROJECTIONS, "act_fn"}, set()):
         return _feed_forward if "feed_forward" in kinds and _agrees(_feed_forward, module) else None
     return None
+
+
+def _linear_forward(layer: nn.Linear) -> Forward | None:
+    """As `_own`, of a linear layer on a CPU; that of a frozen weight has no gradient to compute."""
+    if layer.weight.numel() < SMALLEST:
+        return None
+    if can_multiply(*reversed(tuple(layer.parameters()))):
+        return _linear
+    narrow = _numbers(layer) == {(torch.bfloat16, "cpu")}
+    learns = layer.weight.requires_grad
+    return _linear_with_tiles if narrow and learns and multiplies_tiles() else None
 
 
 def _kernels(device: str) -> Any:
@@ -188,6 +205,13 @@ def _linear(layer: Any, input: Tensor) -> Tensor:
     rows = input.reshape(-1, input.shape[-1])
     apply: Any = _Linear.apply
     return apply(rows, layer.weight, layer.bias).unflatten(0, input.shape[:-1])
+
+
+def _linear_with_tiles(layer: Any, input: Tensor) -> Tensor:
+    if input.dtype != layer.weight.dtype:
+        return type(layer).forward(layer, input)
+    apply: Any = _TiledGradient.apply
+    return apply(input, layer.weight, layer.bias)
 
 
 def _embedding(module: Any, input: Tensor) -> Tensor:
@@ -273,6 +297,35 @@ def _gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
     total = accumulable_grad(weight)
     more = matmul(grad.t(), x, onto=total)
     return more if total is None else None
+
+
+class _TiledGradient(torch.autograd.Function):
+    """A linear layer by PyTorch, but for the gradient of its weight."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        want_x, want_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if want_weight else None, weight if want_x else None)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (grad,), (x, weight) = grads, ctx.saved_tensors
+        rows = grad.reshape(-1, grad.shape[-1])
+        return (
+            None if weight is None else (rows @ weight).view(*grad.shape[:-1], weight.shape[1]),
+            None if x is None else _transposed_product(rows, x.reshape(-1, x.shape[-1])),
+            rows.sum(0) if ctx.needs_input_grad[2] else None,
+        )
+
+
+def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
+    """leftᵀ · right"""
+    compute = matmul if can_multiply_transposed(left.t(), right) else torch.mm
+    return compute(left.t(), right)
 
 
 class _Embedding(torch.autograd.Function):

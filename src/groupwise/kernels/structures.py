@@ -20,7 +20,7 @@ SIGNATURES = {
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "draw_tokens": "pnndpppn",
     "multiplies_pairs": "",
-    "has_tiles": "",
+    "multiplies_tiles": "",
 }
 """Arguments of the functions that take more than one structure: pointers, int64, doubles."""
 ARGUMENTS = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "d": ctypes.c_double}
@@ -66,7 +66,7 @@ class Linear(ctypes.Structure):
 
 
 class Product(ctypes.Structure):
-    """`Product` of products.cpp."""
+    """`Product` of product.h."""
 
     _fields_ = (
         *_pointers("left right out"),

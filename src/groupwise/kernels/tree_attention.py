@@ -10,7 +10,6 @@ float32.
 from __future__ import annotations
 
 import ctypes
-from functools import cache
 from typing import Any
 
 import torch
@@ -19,8 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from groupwise.kernels import structures
-from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import typed
+from groupwise.kernels.cpu import multiplies_tiles, typed
 from groupwise.kernels.structures import Heads
 
 
@@ -47,16 +45,9 @@ def tree_attention(
     return apply(query, key, value, spans, prompts, scaling, window)
 
 
-@cache
-def has_tiles() -> bool:
-    """Whether this process may use the tiles of AMX."""
-    found = compiled()
-    return found is not None and bool(found.has_tiles())
-
-
 def _kernel(dtype: torch.dtype) -> torch.dtype:
     """What heads are converted to: bfloat16 stays as it is where there are tiles for it."""
-    return dtype if dtype == torch.bfloat16 and has_tiles() else torch.float32
+    return dtype if dtype == torch.bfloat16 and multiplies_tiles() else torch.float32
 
 
 class _TreeAttention(torch.autograd.Function):

@@ -11,6 +11,7 @@
 
 #include "layer.h"
 #include "multiply.h"
+#include "product.h"
 
 namespace {
 
@@ -179,15 +180,6 @@ int linear(const Linear<Number> &l)
 template int linear(const Linear<float> &l);
 template int linear(const Linear<Narrow> &l);
 
-// out = left · right, or out += left · right, where left(i, k) = left[i · left_row + k · left_step] and
-// right(k, j) = right[k · right_row + j · right_step].
-template <typename Number, typename Out>
-struct Product {
-    const Number *left, *right;
-    Out *out;  // [rows, columns]
-    int64_t rows, columns, depth, left_row, left_step, right_row, right_step, onto, threads;
-};
-
 SIZE_OF(Linear, Linear<float>)
 SIZE_OF(Product, Product<float, float>)
 
@@ -338,13 +330,19 @@ int64_t multiplies_pairs()
 }
 
 // Products return 0, or 1 when out of memory.
-#define PRODUCT(name, Number, Out)                                                                 \
-    int product_##name(const Product<Number, Out> *call)                                           \
+int product_float32(const Product<float, float> *call)
+{
+    return Multiplication<float, float>{*call}.compute();
+}
+
+#define PRODUCT(name, Out)                                                                         \
+    int product_##name(const Product<Narrow, Out> *call)                                           \
     {                                                                                              \
-        return Multiplication<Number, Out>{*call}.compute();                                       \
+        if (fits_tiles(*call))                                                                     \
+            return multiply_tiles(*call);                                                          \
+        return Multiplication<Narrow, Out>{*call}.compute();                                       \
     }
 
-PRODUCT(float32, float, float)
-PRODUCT(bfloat16, Narrow, Narrow)
-PRODUCT(bfloat16_to_float32, Narrow, float)
+PRODUCT(bfloat16, Narrow)
+PRODUCT(bfloat16_to_float32, float)
 }

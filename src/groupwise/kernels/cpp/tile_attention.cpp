@@ -6,7 +6,7 @@
 #include "tiles.h"
 #include "tree.h"
 
-#ifdef __AMX_BF16__
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
 #include <cmath>
 #include <limits>
@@ -193,7 +193,7 @@ struct TiledQueries {
             clear_block();
             for (const Narrow *weights : {s.high.get(), s.low.get()})
                 each_block([&](int64_t block, int64_t i) {
-                    const Factor left{weights + i * SIDE, 2 * keys, 16 * keys, 0};
+                    const Operand left{weights + i * SIDE, 2 * keys, 16 * keys, 0};
                     add_block(left, tiles_of(rows.get() + block + side * BLOCK), 1);
                 });
             store_block(s.block, SIDE);
@@ -405,16 +405,3 @@ int tree_backward_bfloat16(const Tree<Narrow> *call)
 }
 
 #endif
-
-extern "C" {
-
-// Whether the functions above are there and may be called.
-int64_t has_tiles()
-{
-#ifdef __AMX_BF16__
-    return amx;
-#else
-    return 0;
-#endif
-}
-}

@@ -4,7 +4,7 @@
 
 #include "multiply.h"
 
-#ifdef __AMX_BF16__
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
 
 #include <cstdlib>
 #include <memory>
@@ -35,17 +35,17 @@ Memory<T> memory_of(int64_t size)
 __mmask16 first(int64_t count) { return (1u << std::min<int64_t>(std::max<int64_t>(count, 0), 16)) - 1; }
 
 // A factor of a product of 32 by 32 numbers: two tiles, and as many for each further 32 of the depth.
-struct Factor {
+struct Operand {
     const Narrow *data;
     int64_t row;     // bytes between rows of a tile
     int64_t second;  // numbers between the tiles
     int64_t step;    // numbers between depths
 };
 
-Factor tiles_of(const Narrow *data, int64_t step = BLOCK) { return {data, 64, TILE, step}; }
+Operand tiles_of(const Narrow *data, int64_t step = BLOCK) { return {data, 64, TILE, step}; }
 
 // The registers 0 to 3, [32, 32] numbers, += left · right over `steps` depths of 32.
-INLINE void add_block(const Factor &left, const Factor &right, int64_t steps)
+INLINE void add_block(const Operand &left, const Operand &right, int64_t steps)
 {
     asm volatile("" ::: "memory");  // GCC 12 does not know what these instructions read
     for (int64_t k = 0; k < steps; k++) {
