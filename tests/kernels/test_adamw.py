@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from groupwise.kernels import Backend, Reference, using
 from groupwise.kernels.adamw import BLOCK, can_step, norm, split_adamw
@@ -115,6 +116,14 @@ def test_no_step_needs_float32_weights_where_a_kernel_takes_it(
     for backend in (Reference(), Auto(without={"split_adamw"})):
         with using(backend):
             assert adam.step_bytes == 8 * sum(SIZES)
+
+
+def test_fake_parameters_are_planned_as_those_of_a_run() -> None:
+    with FakeTensorMode():
+        adam = made()
+    for backend, size in ((Auto(), 0), (Reference(), 8 * sum(SIZES))):
+        with using(backend):
+            assert adam.step_bytes == size
 
 
 @pytest.mark.parametrize(
