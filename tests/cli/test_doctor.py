@@ -11,8 +11,10 @@ import pytest
 
 from groupwise.cli import main
 from groupwise.cli.doctor import CheckResult, examine, passed
-from groupwise.config import load
+from groupwise.config import Config, load
+from groupwise.config.memory import MemoryPlan, memory_plan
 from groupwise.environments import END_OF_TURN, ENVIRONMENTS
+from groupwise.kernels import Reference, active, using
 from groupwise.machine import usable_cores
 from groupwise.rewards.code.sandbox import unavailable
 from groupwise.training.monitor.trackers import TRACKERS
@@ -143,6 +145,21 @@ def test_too_little_memory_and_disk(
     assert checks["memory"].passed is False
     advice = checks["memory"].advice  # which setting comes first depends on the kernels
     assert "set, cumulatively: update." in advice and "update.tokens_per_microbatch = " in advice
+
+
+def test_memory_is_planned_with_the_kernels_of_the_run(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[type] = []
+
+    def planned(config: Config) -> MemoryPlan:
+        used.append(type(active()))
+        return memory_plan(config)
+
+    monkeypatch.setattr("groupwise.cli.doctor.memory_plan", planned)
+    with using(active()):
+        looked(model, tmp_path / "run", "model.kernels=torch")
+    assert used == [Reference]
 
 
 def test_more_threads_than_cores_are_found(model: Path, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from groupwise.config.data import load_eval, load_train, rendered
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings, size_text
 from groupwise.environments import END_OF_TURN
 from groupwise.errors import GroupwiseError, first_line
-from groupwise.kernels import active
+from groupwise.kernels import active, select
 from groupwise.machine import usable_cores
 from groupwise.models import Policy
 from groupwise.prompts.contamination import shared_prompts
@@ -109,6 +109,7 @@ def examine(config: Config | None = None, *, fit_gb: float | None = None) -> lis
         "device": lambda: _device(None if config is None else config.threads),
     }
     if config is not None:
+        select(config.model.kernels)  # before the plan of what they need
         preflight = Preflight(config, fit_gb)
         work |= {
             "run directory": preflight.directory,

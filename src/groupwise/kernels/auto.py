@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groupwise.kernels import cpu, flex, gpu, layers, onednn
+from groupwise.kernels import adamw, cpu, flex, gpu, layers, onednn
 from groupwise.kernels.build import compiled, shapes_only
 from groupwise.kernels.decoder import CpuDecoder
 from groupwise.kernels.decoding import decode_attention
@@ -24,6 +24,7 @@ from groupwise.kernels.interface import (
     DecodeRows,
     LayerCache,
     Norm,
+    SplitAdamW,
     Tree,
 )
 from groupwise.kernels.reference import Reference
@@ -31,7 +32,7 @@ from groupwise.kernels.tree_attention import tree_attention
 
 CPP = layers.KINDS | {
     "matmul", "low_rank", "draw", "prefill_attention", "tree_attention", "decode_attention",
-    "decoder",
+    "decoder", "gradient_norm", "split_adamw",
 }  # fmt: skip
 GPU = ("flex", "triton", "graphs")
 """Those for GPUs."""
@@ -186,6 +187,15 @@ class Auto(Reference):
         **_: Any,
     ) -> bool:
         return name in self.on and cpu.can_use_attention(query, key, value, softcap=softcap)
+
+    def gradient_norm(self, grad: Tensor) -> Tensor:
+        if "gradient_norm" in self.on and adamw.can_sum_squares(grad):
+            return adamw.norm(grad)
+        return super().gradient_norm(grad)
+
+    def split_adamw(self, parameter: Tensor) -> SplitAdamW | None:
+        on = "split_adamw" in self.on and adamw.can_step(parameter)
+        return adamw.split_adamw if on else None
 
     def training_layers(self, model: nn.Module) -> AbstractContextManager[None]:
         devices = ("cpu", "cuda") if "triton" in self.on else ("cpu",)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Float32, Int, Int64
+from jaxtyping import BFloat16, Float, Float32, Int, Int16, Int64
 from torch import Tensor, nn
 
 COPY_LIMIT = 2 * 2**30
@@ -265,6 +265,29 @@ class Decoder(Protocol):
 
 
 @runtime_checkable
+class SplitAdamW(Protocol):
+    """AdamW in place, on float32 weights in two halves of 16 bits."""
+
+    def __call__(
+        self,
+        parameter: BFloat16[Tensor, "*shape"],
+        lower: Int16[Tensor, "*shape"],
+        grad: Float[Tensor, "*shape"],
+        exp_avg: Float32[Tensor, "*shape"],
+        exp_avg_sq: Float32[Tensor, "*shape"],
+        *,
+        step: int,
+        factor: float,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ) -> None:
+        """Step on the gradient times a factor; `step` counts from 1."""
+        ...
+
+
+@runtime_checkable
 class Backend(Protocol):
     """The operations that have kernels. `reference.py` defines each of them."""
 
@@ -348,6 +371,16 @@ class Backend(Protocol):
         window: int | None,
         softcap: float | None,
     ) -> Float[Tensor, "rows heads dim"]: ...
+
+    # Optimizer
+    def gradient_norm(self, grad: Float[Tensor, "*shape"]) -> Float32[Tensor, ""]:
+        """√Σ g² of a 16-bit gradient."""
+        ...
+
+    def split_adamw(self, parameter: BFloat16[Tensor, "*shape"]) -> SplitAdamW | None:
+        """The function that steps a parameter which is the upper half of float32 weights, or None
+        where PyTorch's optimizer has to step the float32 weights."""
+        ...
 
     # Modules
     def training_layers(self, model: nn.Module) -> AbstractContextManager[None]:

@@ -22,6 +22,7 @@ from groupwise.kernels.interface import (
     DecodeRows,
     LayerCache,
     Norm,
+    SplitAdamW,
     Tree,
 )
 
@@ -199,6 +200,14 @@ class Reference:
         out = out.view(used, key_heads, group, repeats, dim).transpose(1, 2)
         out = out.reshape(used * group, heads, dim)
         return out if full else out.index_select(0, rows.rows)
+
+    def gradient_norm(self, grad: Tensor) -> Tensor:
+        """√Σ g², in float32."""
+        return torch.linalg.vector_norm(grad, dtype=torch.float32)
+
+    def split_adamw(self, parameter: Tensor) -> SplitAdamW | None:
+        """None: the optimizer's own step is the definition."""
+        return None
 
     def training_layers(self, model: nn.Module) -> AbstractContextManager[None]:
         return nullcontext()

@@ -19,6 +19,7 @@ SIGNATURES = {
     **{f"{name}_float32": kinds for name, kinds in OF_EVERY_TYPE.items()},
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "draw_tokens": "pnndpppn",
+    "square_sums": "pnnpn",
     "multiplies_pairs": "",
     "multiplies_tiles": "",
 }
@@ -152,8 +153,19 @@ class LowRankGradient(ctypes.Structure):
     )
 
 
+class AdamW(ctypes.Structure):
+    """`AdamW` of adamw.cpp."""
+
+    _fields_ = (
+        *_pointers("grad upper lower first second"),
+        *_sizes("size threads"),
+        *_fields("factor kept beta2 weight1 weight2 rate root eps", ctypes.c_double),
+    )
+
+
 STRUCTURES = (
     Heads, Linear, Product, Cache, Places, Attention, Tree, Norm, Layer, LowRank, LowRankGradient,
+    AdamW,
 )  # fmt: skip
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from groupwise.kernels import SplitAdamW, active
+
 
 class Master:
     """Weights and gradient of a parameter in full precision, and how the optimizer steps them.
@@ -173,7 +175,8 @@ class SplitMaster(_Beside):
     ties away from zero. A gradient stays in bfloat16, as autograd made it, until that of a second
     microbatch is added in float32.
 
-    `stepped` is empty except between `open` and `close`.
+    `stepped` is empty except between `open` and `close`, which are needed where no kernel steps the
+    halves in place.
     """
 
     def __init__(self, parameter: nn.Parameter) -> None:
@@ -236,6 +239,28 @@ class SplitMaster(_Beside):
         grad = self.full_grad().mul_(factor)
         self.stepped.data = self.value()
         self.stepped.grad, self.grad = grad, None
+
+    @property
+    def kernel(self) -> SplitAdamW | None:
+        """What steps the halves in place, where there is such a kernel."""
+        return active().split_adamw(self.parameter)
+
+    def step_in_place(self, adam: torch.optim.Optimizer, factor: float) -> None:
+        """What `open`, a step of AdamW and `close` do, by the kernel. The state stays AdamW's."""
+        kernel, grad = self.kernel, self.grad
+        assert kernel is not None and grad is not None, "ask `kernel` and `grad` first"
+        group, state = adam.param_groups[0], adam.state[self.stepped]
+        if not state:  # As AdamW makes it.
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            for moment in ("exp_avg", "exp_avg_sq"):
+                state[moment] = torch.zeros_like(self.lower, dtype=torch.float32)
+        state["step"] += 1
+        kernel(
+            self.parameter, self.lower, grad, state["exp_avg"], state["exp_avg_sq"],
+            step=int(state["step"]), factor=factor,
+            **{name: group[name] for name in ("lr", "betas", "eps", "weight_decay")},
+        )  # fmt: skip
+        self.clear()
 
     def close(self) -> None:
         """As `Master.close`."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
 
 from groupwise.errors import RunError, UsageError, install_command
+from groupwise.kernels import active
 from groupwise.settings import OptimizerSettings
-from groupwise.updates.masters import Master, master_of
+from groupwise.updates.masters import Master, SplitMaster, master_of
 
 PIECE = 1 << 22
 """Numbers of a weight that are summed in float64 at once."""
@@ -111,26 +112,37 @@ class MasterOptimizer:
         """The norm of the gradient. A 16-bit gradient contributes its norm, computed in float32."""
         grads = [m.grad for m in self.masters.values() if m.grad is not None]
         return nn.utils.get_total_norm(
-            [
-                torch.linalg.vector_norm(grad, dtype=torch.float32) if grad.itemsize < 4 else grad
-                for grad in grads
-            ]
+            [active().gradient_norm(grad) if grad.itemsize < 4 else grad for grad in grads]
         )
 
     @torch.no_grad()
     def _take_step(self, factor: float) -> None:
-        """Step on the gradient times a factor, some masters at a time."""
-        for some in _by_size([m for m in self.masters.values() if m.grad is not None]):
+        """Step on the gradient times a factor: halves in place where a kernel can, and of the other
+        masters some at a time."""
+        trained = [m for m in self.masters.values() if m.grad is not None]
+        for master in trained:
+            if self._in_place(master):
+                master.step_in_place(self.adam, factor)
+        for some in _by_size([m for m in trained if m.grad is not None]):
             for master in some:
                 master.open(factor)
             self.adam.step()
             for master in some:
                 master.close()
 
+    def _in_place(self, master: Master) -> TypeGuard[SplitMaster]:
+        """Whether a kernel steps the halves of a master."""
+        return (
+            isinstance(master, SplitMaster)
+            and self.settings.name == "adamw"
+            and master.kernel is not None
+        )
+
     @property
     def step_bytes(self) -> int:
         """The most that weights and gradients that are float32 only during a step take."""
-        sizes = [sum(m.widened for m in some) for some in _by_size(list(self.masters.values()))]
+        opened = [m for m in self.masters.values() if not self._in_place(m)]
+        sizes = [sum(m.widened for m in some) for some in _by_size(opened)]
         return 8 * max(sizes, default=0)
 
     def clear(self) -> None:
