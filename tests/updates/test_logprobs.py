@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from groupwise.updates import Projection, logprobs, token_logprobs
-from groupwise.updates.logprobs import chunk_bytes, softmax_
+from groupwise.updates.logprobs import HeadGradients, chunk_bytes
 
 TOKENS, VOCAB, HIDDEN = 300, 50, 24
 ROW = 4 * VOCAB
@@ -55,7 +55,9 @@ def test_any_cut_gives_the_whole(
     )  # fmt: skip
     kept = head.kept(TOKENS)
     assert kept == (0 if softcap is not None else min(keep, TOKENS))
-    assert sum(rows.stop - rows.start for rows in head.chunks(TOKENS)) == TOKENS
+    for backward in (False, True):
+        chunks = head.chunks(TOKENS, backward=backward)
+        assert [row for rows in chunks for row in range(TOKENS)[rows]] == list(range(TOKENS))
     logp, spread = token_logprobs(
         hidden, target, head, entropy=entropy,
         support=(lambda rows: allowed[rows]) if truncated else None,
@@ -74,6 +76,54 @@ def test_any_cut_gives_the_whole(
         assert one.grad is not None
         assert other.grad is not None
         assert (one.grad - other.grad).norm() <= 1e-5 * other.grad.norm()
+
+
+@pytest.mark.parametrize("entropy", [False, True])
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("wide", [True, False])
+def test_in_16_bits_gradients_are_rounded_once_however_they_are_cut(
+    entropy: bool, trained: bool, wide: bool
+) -> None:
+    """Logits of bf16 factors, rounded or in float32; everything after them is as in float64."""
+    torch.manual_seed(0)
+    state, matrix = torch.randn(TOKENS, HIDDEN).bfloat16(), torch.randn(VOCAB, HIDDEN).bfloat16()
+    target, slope = torch.randint(VOCAB, (TOKENS,)), torch.randn(TOKENS)
+    logits = state.double() @ matrix.double().t()
+    z = (logits if wide else logits.bfloat16().double()).requires_grad_()
+    logs = (z / 0.7).log_softmax(-1)
+    wanted, spread = logs.gather(1, target[:, None])[:, 0], -(logs.exp() * logs).sum(-1)
+    ((wanted * slope).sum() + (spread.square().sum() if entropy else 0)).backward()
+    assert z.grad is not None
+    exact = (z.grad @ matrix.double(), z.grad.t() @ state.double())
+    for keep in (0, 80, 1000):
+        hidden, weight = state.clone().requires_grad_(), nn.Parameter(matrix, requires_grad=trained)
+        head = Projection(
+            weight=weight, temperature=0.7, fp32_logits=wide,
+            chunk_bytes=16 * ROW, keep_bytes=keep * VOCAB * (6 if wide else 2),
+        )  # fmt: skip
+        assert head.kept(TOKENS) == min(keep, TOKENS)
+        logp, h = token_logprobs(hidden, target, head, entropy=entropy)
+        ((logp * slope).sum() + (h.square().sum() if h is not None else 0)).backward()
+        # A few bf16 logits are rounded to the other side.
+        assert (logp - wanted).norm() <= (1e-6 if wide else 1e-3) * wanted.norm()
+        for one, other in zip((hidden, weight) if trained else (hidden,), exact, strict=False):
+            assert one.grad is not None and one.grad.dtype == torch.bfloat16
+            assert (one.grad.double() - other).norm() <= 4e-3 * other.norm()
+
+
+@pytest.mark.parametrize(("keep", "dtype"), [(64, torch.bfloat16), (0, torch.float32)])
+def test_the_gradient_of_a_16_bit_weight_is_summed_in_float32_where_there_are_chunks(
+    keep: int, dtype: torch.dtype
+) -> None:
+    """That of one chunk is no sum, and takes no float32 buffer of the weight's size."""
+    hidden = torch.randn(64, 24).bfloat16()
+    weight = nn.Parameter(torch.randn(50, 24).bfloat16())
+    head = Projection(weight=weight, chunk_bytes=1, keep_bytes=keep * VOCAB * 2)
+    found = HeadGradients(hidden, head, (True, True, False), added=None)
+    for rows in head.chunks(64):
+        found.add(rows, torch.randn(64, 50).bfloat16()[rows])
+    assert found.d_weight is not None and found.d_weight.dtype == dtype
+    assert [x.dtype for x in found.results()[:2] if x is not None] == [torch.bfloat16] * 2
 
 
 def test_gradients_are_added_where_they_are_wanted() -> None:
@@ -101,7 +151,7 @@ def test_they_may_be_gone_back_from_twice() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_head_that_is_not_trained_multiplies_twice_and_keeps_no_probabilities(
+def test_a_head_that_is_not_trained_multiplies_twice_and_keeps_no_logits(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -162,17 +212,3 @@ def test_products_of_a_large_vocabulary_have_more_rows_than_fit_into_the_caches(
     )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("size", [1, 15, 16, 17, 1000])
-def test_a_softmax_in_place_returns_its_normaliser(size: int) -> None:
-    x = 20 * torch.randn(3, size)
-    x[1, size // 2 :] = float("-inf") if size > 1 else 0.0
-    wanted, norm = x.double().softmax(-1), x.double().logsumexp(-1)
-    found = x.clone()
-    torch.testing.assert_close(softmax_(found).double(), norm, atol=1e-5, rtol=1e-6)
-    torch.testing.assert_close(found.double(), wanted, atol=1e-7, rtol=1e-5)
-    assert not found[1, size // 2 :].any() or size == 1
-    x[2, 0] = float("nan")
-    assert softmax_(x)[2].isnan()
-    assert x[2].isnan().all()

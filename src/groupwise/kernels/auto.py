@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groupwise.kernels import adamw, cpu, flex, gpu, layers, onednn
+from groupwise.kernels import adamw, cpu, flex, gpu, layers, log_softmax, onednn
 from groupwise.kernels.build import compiled, shapes_only
 from groupwise.kernels.decoder import CpuDecoder
 from groupwise.kernels.decoding import decode_attention
@@ -32,7 +32,7 @@ from groupwise.kernels.tree_attention import tree_attention
 
 CPP = layers.KINDS | {
     "matmul", "low_rank", "draw", "prefill_attention", "tree_attention", "decode_attention",
-    "decoder", "gradient_norm", "split_adamw",
+    "decoder", "gradient_norm", "log_softmax", "split_adamw",
 }  # fmt: skip
 GPU = ("flex", "triton", "graphs")
 """Those for GPUs."""
@@ -105,6 +105,21 @@ class Auto(Reference):
             except Exception as error:
                 self._without_triton(error, logits.device)
         return super().draw(logits, uniform, temperature=temperature)
+
+    def selective_log_softmax(
+        self, logits: Tensor, target: Tensor, **how: Any
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        if "log_softmax" in self.on and log_softmax.can_use_log_softmax(logits):
+            return log_softmax.selective_log_softmax(logits, target, **how)
+        return super().selective_log_softmax(logits, target, **how)
+
+    def selective_log_softmax_backward_(
+        self, logits: Tensor, target: Tensor, grad: Tensor, **how: Any
+    ) -> None:
+        if "log_softmax" in self.on and log_softmax.can_use_log_softmax(logits):
+            log_softmax.selective_log_softmax_backward_(logits, target, grad, **how)
+        else:
+            super().selective_log_softmax_backward_(logits, target, grad, **how)
 
     def causal_attention(
         self, query: Tensor, key: Tensor, value: Tensor, *, length: int, **how: Any

@@ -334,6 +334,37 @@ class Backend(Protocol):
         temperature: float,
     ) -> tuple[Int64[Tensor, "rows"], Float[Tensor, "rows"]]: ...
 
+    def selective_log_softmax(
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        target: Int64[Tensor, "rows"],
+        *,
+        temperature: float,
+        entropy: bool,
+    ) -> tuple[Float[Tensor, "rows"], Float[Tensor, "rows"] | None, Float[Tensor, "rows 2"]]:
+        """log softmax(logits / temperature) at the targets, in float32 at least; on request the
+        entropy; and for the gradient the largest logit m and Σ e^((z − m) / temperature)."""
+        ...
+
+    def selective_log_softmax_backward_(
+        self,
+        logits: Float[Tensor, "rows vocab"],
+        target: Int64[Tensor, "rows"],
+        grad: Float[Tensor, "rows"],
+        *,
+        temperature: float,
+        entropy: tuple[Float[Tensor, "rows"], Float[Tensor, "rows"]] | None,
+        norm: Float[Tensor, "rows 2"] | None,
+    ) -> None:
+        """Overwrite logits with their gradient. A logit of −inf has that of the probability 0.
+
+        Args:
+            grad: of the log-probabilities.
+            entropy: of each row, and its gradient.
+            norm: what the forward pass found for these logits; None: it is computed again.
+        """
+        ...
+
     # Attention
     def causal_attention(
         self,

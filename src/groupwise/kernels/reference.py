@@ -90,6 +90,46 @@ class Reference:
             logits = logits / temperature
         return inverse_cdf(torch.softmax(logits, -1), uniform)
 
+    def selective_log_softmax(
+        self, logits: Tensor, target: Tensor, *, temperature: float, entropy: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """z[target] − log Σ e^z for z = logits / temperature, and −Σ p · log p."""
+        top = logits.amax(-1)
+        z = _tempered(logits, temperature)
+        own = z.gather(-1, target[:, None]).squeeze(-1)
+        most = softmax_(z)
+        logp = own - (top.to(z.dtype) / temperature - most.log())
+        h = torch.special.entr(z).sum(-1) if entropy else None
+        return logp, h, torch.stack([top.to(z.dtype), 1 / most], -1)
+
+    def selective_log_softmax_backward_(
+        self,
+        logits: Tensor,
+        target: Tensor,
+        grad: Tensor,
+        *,
+        temperature: float,
+        entropy: tuple[Tensor, Tensor] | None,
+        norm: Tensor | None,
+    ) -> None:
+        """With p = softmax(logits / temperature) and the entropy h, logits become
+
+        ((1[target] − p) · grad − (p · log p + p · h) · grad_h) / temperature.
+        """
+        p = _tempered(logits, temperature, copy=False)
+        softmax_(p)
+        extra = None
+        if entropy is not None:
+            h, grad_h = entropy
+            extra = (torch.special.entr(p) - p * h[:, None]) * grad_h[:, None]
+        d = p.mul_(-grad[:, None]).scatter_add_(1, target[:, None], grad[:, None].to(p.dtype))
+        if extra is not None:
+            d += extra
+        if temperature != 1.0:
+            d.div_(temperature)
+        if d is not logits:
+            logits.copy_(d)
+
     def causal_attention(
         self,
         query: Tensor,
@@ -239,6 +279,21 @@ class Reference:
 
 
 BACKENDS["torch"] = Reference
+
+
+def _tempered(
+    logits: Float[Tensor, "rows vocab"], temperature: float, *, copy: bool = True
+) -> Float[Tensor, "rows vocab"]:
+    """Logits / temperature, in float32 at least: a copy, or in place where they are as wide."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=copy)
+    return wide if temperature == 1.0 else wide.div_(temperature)
+
+
+def softmax_(x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows"]:
+    """Softmax of every row, in place; returns the largest probability, 1 / Σ e^(x − max x), where
+    the normaliser can be read off most precisely."""
+    torch.softmax(x, -1, out=x)  # the only pass that exponentiates
+    return x.amax(-1)
 
 
 def rising(

@@ -14,6 +14,8 @@ OF_EVERY_TYPE = {
     "rms_norm_backward": "pppnndppn",
     "swiglu": "ppnpn",
     "swiglu_backward": "pppnppn",
+    "selective_log_softmax": "ppnndpppn",
+    "selective_log_softmax_backward": "ppppppnndn",
 }
 SIGNATURES = {
     **{f"{name}_float32": kinds for name, kinds in OF_EVERY_TYPE.items()},

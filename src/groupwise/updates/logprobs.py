@@ -49,8 +49,8 @@ class Projection:
         chunk_bytes: size of one float32 buffer of logits besides those kept; up to two and a half
             exist at one time. None: `chunk_bytes` of the device and the vocabulary, but at least
             `PRODUCT_ROWS` rows.
-        keep_bytes: size of the buffer of probabilities kept for the backward pass; those beyond it
-            are recomputed. A head that is not trained needs none of them there.
+        keep_bytes: size of the buffer of logits kept for the backward pass; those beyond it are
+            recomputed. A head that is not trained needs none of them there.
         fp32_logits: compute logits in float32 whatever the type of the factors.
         accumulate_into_grad: add the gradient of the weight to an existing `weight.grad` in place
             instead of returning it to autograd. Saves a buffer of the weight's size; sums of many
@@ -71,21 +71,32 @@ class Projection:
         """Whether weight or bias needs a gradient."""
         return self.weight.requires_grad or (self.bias is not None and self.bias.requires_grad)
 
+    @property
+    def logit_bytes(self) -> int:
+        """Size of a logit: that of a weight, or of a float32 where these are asked for."""
+        wide = self.fp32_logits or self.softcap is not None
+        return max(4 if wide else 0, self.weight.element_size())
+
     def kept(self, tokens: int) -> int:
-        """How many tokens, from the first, have their probabilities kept."""
+        """How many tokens, from the first, have their logits kept."""
+        # With float32 logits of 16-bit weights the backward pass rounds a copy of their gradient.
         size = self.weight.element_size()
-        # With 16-bit weights the backward pass holds a rounded copy of the gradient as well.
-        each = len(self.weight) * (4 + size if size < 4 else size)
+        each = len(self.weight) * (self.logit_bytes + (size if size < self.logit_bytes else 0))
         return 0 if self.softcap is not None else min(tokens, self.keep_bytes // each // 16 * 16)
 
-    def chunks(self, tokens: int) -> list[slice]:
-        """Rows multiplied at once: all that are kept, then the rest in chunks."""
+    def chunks(self, tokens: int, *, backward: bool = False) -> list[slice]:
+        """Rows multiplied at once: all that are kept, then the rest in chunks. In the backward pass
+        a chunk may have as many rows as were kept, whose memory is free by then."""
         kept = self.kept(tokens)
-        return ([slice(0, kept)] if kept else []) + self.products(slice(kept, tokens))
+        rest = self.products(slice(kept, tokens), least=kept if backward else 0)
+        return ([slice(0, kept)] if kept else []) + rest
 
-    def products(self, rows: slice) -> list[slice]:
-        """Rows multiplied at once, of those that are not kept."""
-        return _split(rows, self._size if self.chunk_bytes else max(PRODUCT_ROWS, self._size))
+    def products(self, rows: slice, *, least: int = 0) -> list[slice]:
+        """Rows multiplied at once, of those that are not kept. On a CPU, where no kernel makes
+        float32 copies, twice as many logits of 16 bits fit into a chunk."""
+        size = self._size if self.chunk_bytes else max(PRODUCT_ROWS, self._size)
+        on_cpu = self.weight.device.type == "cpu"
+        return _split(rows, max(least, 2 * size if on_cpu and self.logit_bytes == 2 else size))
 
     def pieces(self, rows: slice) -> list[slice]:
         """Rows for which everything else is computed at once."""
@@ -139,21 +150,24 @@ def token_logprobs(
     return logp, (h if entropy else None)
 
 
-def _logits(hidden: Tensor, head: Projection) -> Tensor:
-    """z of one chunk, in float32 at least."""
-    z = head_product(hidden, head.weight, wide=head.fp32_logits)
+def _logits(hidden: Tensor, rows: slice, head: Projection, support: Support | None) -> Tensor:
+    """Those of one chunk before they are divided by the temperature; −inf outside the support."""
+    z = head_product(hidden[rows], head.weight, wide=head.fp32_logits)
     if head.bias is not None:
         z += head.bias
-    if z.dtype in (torch.bfloat16, torch.float16):
-        z = z.float()
     if head.softcap is not None:
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
         z = z.div_(head.softcap).tanh_().mul_(head.softcap)
-    return z if head.temperature == 1.0 else z.div_(head.temperature)
+    if support is not None:
+        for part in head.pieces(rows):
+            own = z[part.start - rows.start : part.stop - rows.start]
+            own.masked_fill_(~support(part), float("-inf"))
+    return z
 
 
 class _TokenLogprobs(torch.autograd.Function):
     """The forward pass works in chunks; the backward pass recomputes the logits of a chunk, or uses
-    the probabilities kept of the first one. Element-wise work runs through that chunk in pieces."""
+    those kept of the first one, and overwrites them with their gradient."""
 
     @staticmethod
     def forward(
@@ -166,24 +180,14 @@ class _TokenLogprobs(torch.autograd.Function):
         entropy: bool,
         support: Support | None,
     ) -> tuple[Tensor, Tensor]:
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
-        h = torch.zeros_like(logp)
-        ctx.probs = None
+        logp = _empty_logprobs(hidden)
+        h, ctx.kept = torch.zeros_like(logp), None
         for rows in head.chunks(len(hidden)):
-            whole = _logits(hidden[rows], head)
-            for part in head.pieces(rows):
-                z = _within(whole, rows, part)
-                if support is not None:
-                    z.masked_fill_(~support(part), float("-inf"))
-                own = z.gather(-1, target[part, None]).squeeze(-1)
-                logp[part] = own - softmax_(z)
-                if entropy:
-                    h[part] = torch.special.entr(z).sum(-1)
-                del z
+            z = _logits(hidden, rows, head, support)
+            logp[rows], h[rows], norm = _log_softmax(z, target[rows], head, entropy=entropy)
             if rows.start == 0 and head.kept(len(hidden)) and any(ctx.needs_input_grad):
-                ctx.probs = whole
-            del whole
+                ctx.kept = z, norm
+            del z
         ctx.save_for_backward(hidden, target, h)
         ctx.head, ctx.entropy, ctx.support = head, entropy, support
         return logp, h
@@ -193,12 +197,17 @@ class _TokenLogprobs(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        hidden = ctx.saved_tensors[0]
+        hidden, target, h = ctx.saved_tensors
         head: Projection = ctx.head
         added = accumulable_grad(head.weight) if head.accumulate_into_grad else None
         found = HeadGradients(hidden, head, ctx.needs_input_grad, added=added)
-        for rows in head.chunks(len(hidden)):
-            found.add(rows, _logits_gradient(ctx, rows, *grads))
+        for rows in head.chunks(len(hidden), backward=True):
+            kept, ctx.kept = ctx.kept, None
+            z, norm = kept or (_logits(hidden, rows, head, ctx.support), None)
+            entropy = (h[rows], grads[1][rows]) if ctx.entropy else None
+            _differentiate_(z, target[rows], grads[0][rows], head, entropy=entropy, norm=norm)
+            found.add(rows, z)
+            del z, kept  # before the next ones are computed
         return (*found.results(), *(None,) * 4)
 
 
@@ -214,31 +223,15 @@ class _FrozenHead(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, target: Tensor, head: Projection, support: Support | None
     ) -> Tensor:
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        logp = torch.empty(len(hidden), dtype=wide, device=hidden.device)
+        logp = _empty_logprobs(hidden)
         each = HeadGradients(hidden, head, (True, False, False), added=None)
         for rows in head.products(slice(0, len(hidden))):
-            whole = _logits(hidden[rows], head)
-            for part in head.pieces(rows):
-                z = _within(whole, rows, part)
-                if support is not None:
-                    z.masked_fill_(~support(part), float("-inf"))
-                logp[part] = _FrozenHead._differentiate_(z, target[part], head)
-                del z
-            each.add(rows, whole)
-            del whole
+            z, own = _logits(hidden, rows, head, support), target[rows]
+            logp[rows], _, norm = _log_softmax(z, own, head, entropy=False)
+            _differentiate_(z, own, torch.ones_like(logp[rows]), head, entropy=None, norm=norm)
+            each.add(rows, z)
+            del z
         ctx.save_for_backward(each.d_hidden)
-        return logp
-
-    @staticmethod
-    def _differentiate_(
-        z: Float[Tensor, "rows vocabulary"], target: Int[Tensor, "rows"], head: Projection
-    ) -> Float[Tensor, "rows"]:
-        """Log-probabilities of the targets. Logits become the gradients of these."""
-        slope = _softcap_slope(z, head)
-        own = z.gather(-1, target[:, None]).squeeze(-1)
-        logp = own - softmax_(z)
-        _toward_target(z, target, torch.ones_like(own), slope, head)
         return logp
 
     @staticmethod
@@ -273,10 +266,14 @@ class HeadGradients:
         narrow = d.to(self.head.weight.dtype)
         if self.d_hidden is not None:
             self.d_hidden[rows] = active().matmul(narrow, self.head.weight)
-        if self.needs_weight:
+        if self.needs_weight and self.d_weight is None and len(d) == len(self.hidden):
+            # There is nothing to add, so no float32 sum of the weight's size is needed.
+            self.d_weight = active().matmul(narrow.t(), self.hidden)
+        elif self.needs_weight:
             self.d_weight = active().add_matmul(self.d_weight, narrow.t(), self.hidden[rows])
         if self.needs_bias:
-            self.d_bias = d.sum(0) if self.d_bias is None else self.d_bias + d.sum(0)
+            more = d.sum(0, dtype=torch.promote_types(d.dtype, torch.float32))
+            self.d_bias = more if self.d_bias is None else self.d_bias + more
 
     def results(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Those of the hidden states, of the weight and of the bias, in the dtype of each."""
@@ -288,69 +285,50 @@ class HeadGradients:
         )
 
 
-def softmax_(x: Float[Tensor, "rows size"]) -> Float[Tensor, "rows"]:
-    """Softmax of every row, in place; returns log Σ eˣ."""
-    top = x.amax(-1, keepdim=True)
-    torch.softmax(x, -1, out=x)
-    # The fused softmax is the only pass over the vocabulary that exponentiates; its normaliser is
-    # read off where it is most precise, at the largest logit, which has the largest probability.
-    # PyTorch takes longer for the place of a maximum than for two maxima.
-    return (top - x.amax(-1, keepdim=True).log()).squeeze(-1)
+def _empty_logprobs(hidden: Tensor) -> Tensor:
+    return hidden.new_empty(len(hidden), dtype=torch.promote_types(hidden.dtype, torch.float32))
 
 
-def _within(whole: Tensor, rows: slice, part: slice) -> Tensor:
-    """The rows of a part, from a tensor that holds `rows`."""
-    return whole[part.start - rows.start : part.stop - rows.start]
+def _log_softmax(
+    z: Tensor, target: Tensor, head: Projection, *, entropy: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of one chunk: log-probabilities, entropies (0 unless wanted), and what the gradient needs."""
+    logp, norm = _empty_logprobs(z), _empty_logprobs(z).new_empty(len(z), 2)
+    h = torch.zeros_like(logp)
+    for part in head.pieces(slice(0, len(z))):
+        logp[part], of_part, norm[part] = active().selective_log_softmax(
+            z[part], target[part], temperature=head.temperature, entropy=entropy
+        )
+        if of_part is not None:
+            h[part] = of_part
+    return logp, h, norm
 
 
-def _logits_gradient(ctx: Any, rows: slice, grad: Tensor, grad_h: Tensor) -> Tensor:
-    """The gradient of one chunk's logits, before soft cap and temperature."""
-    _, target, h = ctx.saved_tensors
-    head: Projection = ctx.head
-    whole, fresh = ctx.probs if rows.start == 0 else None, False
-    if whole is None:
-        whole, fresh = _logits(ctx.saved_tensors[0][rows], head), True
-    else:
-        ctx.probs = None
-    for part in head.pieces(rows):
-        p, slope, extra = _within(whole, rows, part), None, None
-        if fresh:
-            if ctx.support is not None:
-                p.masked_fill_(~ctx.support(part), float("-inf"))
-            slope = _softcap_slope(p, head)
-            softmax_(p)
-        if ctx.entropy:
-            extra = (torch.special.entr(p) - p * h[part, None]) * grad_h[part, None]
-        _toward_target(p, target[part], grad[part], slope, head, extra=extra)
-    return whole
-
-
-def _softcap_slope(z: Tensor, head: Projection) -> Tensor | None:
-    """d cap(x)/dx = 1 − (cap(x)/softcap)², where cap(x) = z · temperature; 0 where z was masked to
-    −inf. None without a soft cap."""
-    if head.softcap is None:
-        return None
-    return 1 - (z * (head.temperature / head.softcap)).nan_to_num(neginf=1.0).square()
-
-
-def _toward_target(
-    p: Tensor,
+def _differentiate_(
+    z: Tensor,
     target: Tensor,
     grad: Tensor,
-    slope: Tensor | None,
     head: Projection,
     *,
-    extra: Tensor | None = None,
-) -> Tensor:
-    """Overwrite probabilities with the gradient of the logits before soft cap and temperature,
-    ((1[target] − p) · grad + extra) · slope / temperature."""
-    d = p.mul_(-grad[:, None])
-    d.scatter_add_(1, target[:, None], grad[:, None].to(d.dtype))
-    if extra is not None:
-        d += extra
-    if slope is not None:
-        d *= slope
-    return d if head.temperature == 1.0 else d.div_(head.temperature)
+    entropy: tuple[Tensor, Tensor] | None,
+    norm: Tensor | None,
+) -> None:
+    """Overwrite logits with their gradient before soft cap and temperature."""
+    for part in head.pieces(slice(0, len(z))):
+        slope = None if head.softcap is None else _softcap_slope(z[part], head.softcap)
+        active().selective_log_softmax_backward_(
+            z[part], target[part], grad[part],
+            temperature=head.temperature,
+            entropy=None if entropy is None else (entropy[0][part], entropy[1][part]),
+            norm=None if norm is None else norm[part],
+        )  # fmt: skip
+        if slope is not None:
+            z[part] *= slope
+
+
+def _softcap_slope(z: Tensor, softcap: float) -> Tensor:
+    """d cap(x)/dx = 1 − (cap(x)/softcap)², of z = cap(x); 0 where z was masked to −inf."""
+    return 1 - (z / softcap).nan_to_num(neginf=1.0).square()
 
 
 def logits_logprobs(

@@ -2,16 +2,12 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
-#include <limits>
 #include <omp.h>
 
 #include "layer.h"
-#include "vectors.h"
+#include "softmax.h"
 
 namespace {
-
-constexpr int64_t BLOCK = 128;  // weights whose sum is taken in float32; longer sums in float64
 
 // RMS norm (Zhang & Sennrich, 1910.07467); rounded before the weight is applied, as in Llama.
 template <typename Number>
@@ -82,46 +78,17 @@ void swiglu_backward(const Number *gate, const Number *up, const Number *grad, i
     }
 }
 
-// e^x, flushed to 0 below e^-87.
-INLINE Vector exp_flushed(Vector x)
-{
-    const Vector result = exponential(x);
-    return x < -87.0f ? Vector{} : result;
-}
-
-// Inverse-CDF sampling from a row of logits: P(token) = e^((x - top) · scale) / total. Sums of
-// blocks are kept, so that only the block of the drawn token is summed again.
-struct Row {
-    const float *x;
-    int64_t size;
-    float scale, top = -std::numeric_limits<float>::infinity();
+// Inverse-CDF sampling from a row of logits. Sums of blocks are kept, so that only the block of the
+// drawn token is summed again.
+struct Row : Logits<float> {
     float *sums;  // of each block
     double total = 0;
 
-    Row(const float *x, int64_t size, float scale, float *sums)
-        : x(x), size(size), scale(scale), sums(sums)
+    Row(const float *x, int64_t size, double scale, float *sums)
+        : Logits(x, size, scale), sums(sums)
     {
-        Vector most = Vector{} + top;
-        for (int64_t i = 0; i < size; i += LANES)
-            most = larger(some(i), most);
-        top = largest(most);
-        for (int64_t start = 0; start < size; start += BLOCK) {
-            Vector weight{};
-            for (int64_t i = start; i < std::min(start + BLOCK, size); i += LANES)
-                weight += exp_flushed((some(i) - top) * scale);
-            total += sums[start / BLOCK] = sum(weight);
-        }
-    }
-
-    static int64_t blocks(int64_t size) { return (size + BLOCK - 1) / BLOCK; }
-
-    INLINE Vector some(int64_t i) const
-    {
-        if (i + LANES <= size)
-            return at(x + i);
-        Vector last = Vector{} - std::numeric_limits<float>::infinity();
-        std::memcpy(&last, x + i, sizeof(float) * (size - i));
-        return last;
+        for (int64_t block = 0; block < blocks(size); block++)
+            total += sums[block] = sum_of_block(block);
     }
 
     // The first token whose cumulative weight exceeds uniform · total. Where rounding leaves none
@@ -137,7 +104,7 @@ struct Row {
         if (block == count)
             return found;
         for (int64_t i = block * BLOCK; i < std::min((block + 1) * BLOCK, size); i += LANES) {
-            const Vector weight = exp_flushed((some(i) - top) * scale);
+            const Vector weight = weights(i);
             for (int64_t j = 0; j < std::min<int64_t>(LANES, size - i); j++) {
                 before += weight[j];
                 found = weight[j] > 0 ? i + j : found;
