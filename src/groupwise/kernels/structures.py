@@ -59,8 +59,8 @@ class Linear(ctypes.Structure):
     """`Linear` of layer.h."""
 
     _fields_ = (
-        *_pointers("x weight bias a b onto out"),
-        *_sizes("rows depth columns rank gated threads"),
+        *_pointers("x weight bias a b start onto out"),
+        *_sizes("rows depth columns rank high gated threads"),
     )
 
 
