@@ -131,6 +131,15 @@ def test_adapters_that_do_not_fit_are_refused(wrong: str) -> None:
         PackedLinear(torch.zeros(4, 8), None, LowRank(a=a, b=b, scaling=1.0))
 
 
+@pytest.mark.parametrize("wrong", ["inputs", "outputs", "dtype"])
+def test_a_gate_that_does_not_fit_is_refused(wrong: str) -> None:
+    """It is packed by a kernel, which would read beyond its end."""
+    gate = torch.zeros(4 - (wrong == "outputs"), 8 - (wrong == "inputs"))
+    gate = gate.bfloat16() if wrong == "dtype" else gate
+    with pytest.raises(ValueError, match="gate"):
+        PackedLinear(torch.zeros(4, 8), None, gate=Affine(gate, None))
+
+
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 70])
 @pytest.mark.parametrize("inputs", [2, 64, 90])
 def test_a_row_is_the_same_beside_others_and_between_products_of_pytorch(

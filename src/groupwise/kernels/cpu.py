@@ -65,7 +65,7 @@ class PackedLinear:
 
     Raises:
         ValueError: bfloat16 with an odd number of inputs, on a processor that multiplies them in
-            pairs; or an adapter of another size or dtype.
+            pairs; or a gate or an adapter of another size or dtype.
     """
 
     def __init__(
@@ -83,15 +83,19 @@ class PackedLinear:
         require(not pairs or self.depth % 2 == 0, "inputs must be even")
         own = Affine(weight, bias, added)
         parts = [own] if gate is None else [gate, own]
+        require(
+            len({(x.weight.shape, x.weight.dtype) for x in parts}) == 1,
+            "a gate must have the size and dtype of its layer",
+        )
         size = PANEL // len(parts)
         panels = -(-self.columns // size)
         # Pairs are moved as one number of 32 bits.
         words, depth = (torch.float32, self.depth // 2) if pairs else (self.dtype, self.depth)
-        self.weight = torch.zeros(panels, depth, PANEL, dtype=words)
+        make = torch.zeros if self.columns % size else torch.empty  # which fills all panels
+        self.weight = make(panels, depth, PANEL, dtype=words)
         self.bias = torch.zeros(panels, PANEL)
+        _pack_weights([x.weight.detach().contiguous().view(words) for x in parts], self.weight)
         for first, each in zip(range(0, PANEL, size), parts, strict=True):
-            moved = each.weight.detach().contiguous().view(words)
-            _pack(moved, self.weight[..., first : first + size])
             if each.bias is not None:
                 _pack(each.bias.detach(), self.bias[..., first : first + size])
         self.adapter = _packed_adapters(parts, panels=panels)
@@ -135,6 +139,21 @@ def _pack(x: Float[Tensor, "columns *rest"], panels: Float[Tensor, "panels *rest
     panels[:whole] = x[: whole * size].unflatten(0, (whole, size)).movedim(1, -1)
     if left:
         panels[whole, ..., :left] = x[-left:].movedim(0, -1)
+
+
+def _pack_weights(
+    parts: Sequence[Float[Tensor, "columns depth"]], panels: Float[Tensor, "panels depth 32"]
+) -> None:
+    """Fill panels with 32 columns of one weight, or 16 of each of two; by a kernel where numbers
+    have 32 bits."""
+    if panels.dtype != torch.float32:
+        for x, columns in zip(parts, panels.chunk(len(parts), -1), strict=True):
+            _pack(x, columns)
+        return
+    *gate, own = (x.data_ptr() for x in parts)
+    library().pack_panels(
+        gate[0] if gate else None, own, *parts[0].shape, panels.data_ptr(), torch.get_num_threads()
+    )
 
 
 @dataclass(frozen=True)

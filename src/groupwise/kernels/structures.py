@@ -19,6 +19,7 @@ SIGNATURES = {
     **{f"{name}_float32": kinds for name, kinds in OF_EVERY_TYPE.items()},
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "draw_tokens": "pnndpppn",
+    "pack_panels": "ppnnpn",
     "multiplies_pairs": "",
 }
 """Arguments of the functions that take more than one structure: pointers, int64, doubles."""
