@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -73,6 +75,50 @@ def test_in_16_bits_the_product_is_rounded_before_and_after(
     torch.testing.assert_close(found, wanted, atol=0.06, rtol=0.02)
 
 
+@pytest.mark.parametrize("sizes", [(32, 16, 16), (5, 40, 9), (16, 0, 50), (1, 1, 1)])
+def test_what_stands_beside_the_blocks_of_adapters_is_not_stored(sizes: tuple[int, ...]) -> None:
+    """Layers with the same inputs are one product, whose B has a block for each."""
+    ranks = [4, 3, 7][: len(sizes)]
+    parts = [layer(size, 300, rank, seed=size) for size, rank in zip(sizes, ranks, strict=True)]
+    x, added = numbers(19, 300, seed=9), [each.added for each in parts]
+    joined = LowRank(
+        a=torch.cat([each.a for each in added if each]),
+        b=torch.block_diag(*(each.b for each in added if each)),
+        scaling=1.5,
+    )
+    weight = torch.cat([each.weight for each in parts])
+    packed = PackedLinear(weight, torch.cat([b for _, b, _ in parts if b is not None]), joined)
+    check_close(packed(x), torch.cat([product(x, each) for each in parts], 1))
+    if sizes[0] == 32:  # Every 16 columns are of one layer.
+        assert packed.adapter is not None and packed.adapter.b.shape[1] == max(ranks)
+
+
+def test_an_adapter_that_adds_zeros_costs_nothing() -> None:
+    weight, bias, added = layer(40, 64, 16, seed=1)
+    assert added is not None
+    assert PackedLinear(weight, bias, replace(added, b=torch.zeros(40, 16))).adapter is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_row_with_an_adapter_is_the_same_beside_others_and_on_more_threads(
+    dtype: torch.dtype, gated: bool
+) -> None:
+    """Sums over parts of the depth have one order."""
+    first, second = (layer(48, 700, 20, seed=seed) for seed in (1, 20))
+    up, gate = (each._replace(weight=each.weight.to(dtype)) for each in (first, second))
+    own = PackedLinear(*up, gate=gate if gated else None)
+    x, threads = numbers(150, 700, seed=9).to(dtype), torch.get_num_threads()
+    found = own(x)
+    assert torch.equal(torch.cat([own(rows) for rows in x.split(29)]), found)
+    try:
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            assert torch.equal(own(x), found)
+    finally:
+        torch.set_num_threads(threads)
+
+
 @pytest.mark.parametrize("wrong", ["inputs", "outputs", "rank", "dtype"])
 def test_adapters_that_do_not_fit_are_refused(wrong: str) -> None:
     """Their numbers would be read beyond the end, or as if they were as long as float32."""
@@ -83,6 +129,15 @@ def test_adapters_that_do_not_fit_are_refused(wrong: str) -> None:
         a, b = a.bfloat16(), b.bfloat16()
     with pytest.raises((ValueError, TypeError)):
         PackedLinear(torch.zeros(4, 8), None, LowRank(a=a, b=b, scaling=1.0))
+
+
+@pytest.mark.parametrize("wrong", ["inputs", "outputs", "dtype"])
+def test_a_gate_that_does_not_fit_is_refused(wrong: str) -> None:
+    """It is packed by a kernel, which would read beyond its end."""
+    gate = torch.zeros(4 - (wrong == "outputs"), 8 - (wrong == "inputs"))
+    gate = gate.bfloat16() if wrong == "dtype" else gate
+    with pytest.raises(ValueError, match="gate"):
+        PackedLinear(torch.zeros(4, 8), None, gate=Affine(gate, None))
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 33, 70])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class PackedLinear:
 
     Raises:
         ValueError: bfloat16 with an odd number of inputs, on a processor that multiplies them in
-            pairs; or an adapter of another size or dtype.
+            pairs; or a gate or an adapter of another size or dtype.
     """
 
     def __init__(
@@ -84,18 +85,22 @@ class PackedLinear:
         require(not pairs or self.depth % 2 == 0, "inputs must be even")
         own = Affine(weight, bias, added)
         parts = [own] if gate is None else [gate, own]
+        require(
+            len({(x.weight.shape, x.weight.dtype) for x in parts}) == 1,
+            "a gate must have the size and dtype of its layer",
+        )
         size = PANEL // len(parts)
         panels = -(-self.columns // size)
         # Pairs are moved as one number of 32 bits.
         words, depth = (torch.float32, self.depth // 2) if pairs else (self.dtype, self.depth)
-        self.weight = torch.zeros(panels, depth, PANEL, dtype=words)
+        make = torch.zeros if self.columns % size else torch.empty  # which fills all panels
+        self.weight = make(panels, depth, PANEL, dtype=words)
         self.bias = torch.zeros(panels, PANEL)
+        _pack_weights([x.weight.detach().contiguous().view(words) for x in parts], self.weight)
         for first, each in zip(range(0, PANEL, size), parts, strict=True):
-            moved = each.weight.detach().contiguous().view(words)
-            _pack(moved, self.weight[..., first : first + size])
             if each.bias is not None:
                 _pack(each.bias.detach(), self.bias[..., first : first + size])
-        self.a, self.b = _packed_adapters(parts, panels=panels)
+        self.adapter = _packed_adapters(parts, panels=panels)
 
     def __call__(
         self,
@@ -124,8 +129,8 @@ class PackedLinear:
         """The weight, for a call."""
         return structures.Linear(
             weight=self.weight.data_ptr(), bias=self.bias.data_ptr(),
-            a=self.a.data_ptr(), b=self.b.data_ptr(), rank=self.b.shape[1],
             depth=self.depth, columns=self.columns, gated=self.gated,
+            **({} if self.adapter is None else self.adapter.fields()),
         )  # fmt: skip
 
 
@@ -138,11 +143,41 @@ def _pack(x: Float[Tensor, "columns *rest"], panels: Float[Tensor, "panels *rest
         panels[whole, ..., :left] = x[-left:].movedim(0, -1)
 
 
-def _packed_adapters(
-    parts: Sequence[Affine], *, panels: int
-) -> tuple[Float32[Tensor, "of_rank inputs 32"], Float32[Tensor, "panels rank 32"]]:
-    """A and B of the adapters of layers that share their panels. The rank is the sum of theirs, and
-    the columns of a layer have zeros where another layer's inner product stands."""
+def _pack_weights(
+    parts: Sequence[Float[Tensor, "columns depth"]], panels: Float[Tensor, "panels depth 32"]
+) -> None:
+    """Fill panels with 32 columns of one weight, or 16 of each of two; by a kernel where numbers
+    have 32 bits."""
+    if panels.dtype != torch.float32:
+        for x, columns in zip(parts, panels.chunk(len(parts), -1), strict=True):
+            _pack(x, columns)
+        return
+    *gate, own = (x.data_ptr() for x in parts)
+    library().pack_panels(
+        gate[0] if gate else None, own, *parts[0].shape, panels.data_ptr(), torch.get_num_threads()
+    )
+
+
+@dataclass(frozen=True)
+class _PackedAdapter:
+    """The adapters of layers that share their panels: (x · Aᵀ) · Bᵀ, where the rank is the sum of
+    theirs. Sixteen columns of the product have `high` numbers of the rank, from `start` on: what
+    the block-diagonal B has beside them is zero."""
+
+    rank: int
+    a: Float32[Tensor, "of_rank inputs 16"]
+    b: Float32[Tensor, "panels high 32"]
+    start: Int64[Tensor, "panels 2"]
+
+    def fields(self) -> dict[str, int]:
+        """Those of `structures.Linear`."""
+        tensors = {"a": self.a, "b": self.b, "start": self.start}
+        pointers = {name: x.data_ptr() for name, x in tensors.items()}
+        return {**pointers, "rank": self.rank, "high": self.b.shape[1]}
+
+
+def _packed_adapters(parts: Sequence[Affine], *, panels: int) -> _PackedAdapter | None:
+    """Those of layers; None where there are none, or they add only zeros."""
     outputs, inputs = parts[0].weight.shape
     there = [each.added for each in parts if each.added is not None]
     for each in there:
@@ -153,14 +188,32 @@ def _packed_adapters(
             "an adapter must be float32 and have the size of its layer",
         )
     rank, end, size = sum(len(each.a) for each in there), 0, PANEL // len(parts)
-    a, b = torch.zeros(-(-rank // PANEL), inputs, PANEL), torch.zeros(panels, rank, PANEL)
-    if there:
-        _pack(torch.cat([each.a.detach() for each in there]), a)
+    b = torch.zeros(panels, rank, PANEL)
     for first, each in zip(range(0, PANEL, size), (part.added for part in parts), strict=True):
         if each is not None:
             start, end = end, end + len(each.a)
             _pack(each.b.detach() * each.scaling, b[:, start:end, first : first + size])
-    return a, b
+    if not b.any():
+        return None
+    a = torch.zeros(-(-rank // LANES), inputs, LANES)
+    _pack(torch.cat([each.a.detach() for each in there]), a)
+    return _PackedAdapter(rank, a, *_without_zeros(b))
+
+
+def _without_zeros(
+    b: Float32[Tensor, "panels rank 32"],
+) -> tuple[Float32[Tensor, "panels high 32"], Int64[Tensor, "panels 2"]]:
+    """The shortest part of the rank outside of which all is zero, for every half of a panel: `high`
+    numbers, and where they start."""
+    halves = b.unflatten(-1, (2, LANES)).movedim(2, 1)  # [panels, 2, rank, 16]
+    used, rank = (halves != 0).any(-1), b.shape[1]
+    place = torch.arange(rank)
+    first = torch.where(used, place, rank).amin(-1)
+    end = torch.where(used, place + 1, 0).amax(-1)
+    high = int((end - first).amax())
+    start = first.clamp(max=rank - high)
+    chosen = (start[..., None] + place[:high])[..., None].expand(-1, -1, -1, LANES)
+    return halves.gather(2, chosen).movedim(1, 2).flatten(2).contiguous(), start
 
 
 def can_use_cpu(*tensors: Tensor) -> bool:

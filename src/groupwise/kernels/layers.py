@@ -54,9 +54,9 @@ TRIED = 4 * LANES
 class use_kernels:
     """Re-entrant context manager that routes supported modules to the kernels: norms and
     feed-forwards; on a CPU, in float32 embeddings too, and linear layers in float32, or in bfloat16
-    where PyTorch has no fast products of it, or none for their weights' gradients. Gradients are for
-    `backward()`: they are added to those that weights have already, and `torch.autograd.grad` does
-    not return them.
+    where PyTorch has no fast products of it, or none for the gradients of weights. Gradients are
+    for `backward()`: they are added to those that weights have already, and `torch.autograd.grad`
+    does not return them.
 
     Linear layers and embeddings are recognised by their type. Norms and feed-forwards are tried
     when this is made, and routed only where they have no other parts and the kernel reproduces

@@ -22,6 +22,7 @@ SIGNATURES = {
     **{f"{name}_bfloat16": kinds for name, kinds in OF_EVERY_TYPE.items()},
     "draw_tokens": "pnndpppn",
     "square_sums": "pnnpn",
+    "pack_panels": "ppnnpn",
     "multiplies_pairs": "",
     "multiplies_tiles": "",
 }
@@ -63,8 +64,8 @@ class Linear(ctypes.Structure):
     """`Linear` of layer.h."""
 
     _fields_ = (
-        *_pointers("x weight bias a b onto out"),
-        *_sizes("rows depth columns rank gated threads"),
+        *_pointers("x weight bias a b start onto out"),
+        *_sizes("rows depth columns rank high gated threads"),
     )
 
 

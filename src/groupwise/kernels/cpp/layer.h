@@ -22,11 +22,12 @@ struct Linear {
                            // 16 columns of the gate, then 16 of W
     const float *bias;     // [panels, 32]
     // An adapter adds (x · Aᵀ) · Bᵀ in float32.
-    const float *a;        // [rank / 32 rounded up, depth, 32], or null where there is none
-    const float *b;        // [panels, rank, 32], columns as those of `weight`
+    const float *a;        // [rank / 16 rounded up, depth, 16], or null where there is none
+    const float *b;        // [panels, high, 32], columns as those of `weight`
+    const int64_t *start;  // [panels, 2]: 16 columns have `high` numbers of the rank, from here on
     const Number *onto;    // [rows, columns], added to the product, or null
     Number *out;           // [rows, columns]; may be `onto`
-    int64_t rows, depth, columns, rank, gated, threads;
+    int64_t rows, depth, columns, rank, high, gated, threads;
 };
 
 template <typename Number>

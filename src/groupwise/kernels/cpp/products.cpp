@@ -8,6 +8,7 @@
 #include <omp.h>
 #include <optional>
 #include <type_traits>
+#include <utility>
 
 #include "layer.h"
 #include "multiply.h"
@@ -80,17 +81,60 @@ struct Ready<Narrow> {
 };
 #endif
 
-int64_t whole_rank(int64_t rank) { return (rank + PANEL - 1) / PANEL * PANEL; }
+// The product with A is cut into parts of its depth, so that all threads have some of it even where
+// rows are few, and each part of A is read once. Parts are summed in order: a row has the same bits
+// whatever else is computed.
+constexpr int64_t PART = 256;
 
-// inner = x · Aᵀ [rows, whole rank]: a tile of rows, and a panel of A.
+int64_t whole_rank(int64_t rank) { return (rank + UNIT - 1) / UNIT * UNIT; }
+
+// inner = x · Aᵀ [rows, whole rank], over a part of the depth: up to SOME rows, and 16 columns of A.
 template <typename Number>
-void adapter_tile(const Linear<Number> &l, int64_t row, int64_t panel, float *inner)
+void adapter_part(const Linear<Number> &l, int64_t part, int64_t unit, int64_t first, float *inner)
 {
-    const int64_t rows = std::min<int64_t>(TALL, l.rows - row), width = whole_rank(l.rank);
-    alignas(4 * LANES) float block[TALL][PANEL] = {};
-    add_widened(l.x + row * l.depth, rows, l.depth, l.a + panel * l.depth * PANEL, PANEL, block[0]);
-    for (int64_t i = 0; i < rows; i++)
-        std::memcpy(inner + (row + i) * width + panel * PANEL, block[i], sizeof block[i]);
+    const int64_t start = part * PART, depth = std::min(PART, l.depth - start);
+    const int64_t end = std::min(first + SOME, l.rows), width = whole_rank(l.rank);
+    const float *a = l.a + (unit * l.depth + start) * UNIT;
+    alignas(4 * LANES) float scratch[TALL * PART];
+    for (int64_t row = first; row < end; row += TALL) {
+        const int64_t rows = std::min<int64_t>(TALL, end - row);
+        const Number *from = l.x + row * l.depth + start;
+        const float *x = widened(from, depth, scratch);
+        for (int64_t i = 1; i < rows; i++)
+            widened(from + i * l.depth, depth, scratch + i * PART);
+        float *out = inner + (part * l.rows + row) * width + unit * UNIT;
+        for (int64_t i = 0; i < rows; i++)
+            std::fill(out + i * width, out + i * width + UNIT, 0.0f);
+        multiply(rows, UNIT, depth, {x, x == scratch ? PART : l.depth, 1}, a, UNIT, out, width);
+    }
+}
+
+// inner [rows, whole rank] of the rows from `first` on, from its parts.
+template <typename Number>
+void sum_parts(const Linear<Number> &l, int64_t first, int64_t end, const float *parts, float *inner)
+{
+    const int64_t width = whole_rank(l.rank), size = (end - first) * width;
+    std::memcpy(inner, parts + first * width, sizeof(float) * size);
+    for (int64_t start = PART; start < l.depth; start += PART) {
+        parts += l.rows * width;
+        for (int64_t i = 0; i < size; i += LANES)
+            at(inner + i) += at(parts + first * width + i);
+    }
+}
+
+// out[rows, 32] += inner · Bᵀ of a panel; the columns of each half have a part of the rank.
+template <typename Number>
+INLINE void add_adapter(const Linear<Number> &l, int64_t panel, const float *inner, int64_t rows,
+                        float *out)
+{
+    const int64_t width = whole_rank(l.rank), *start = l.start + 2 * panel;
+    const float *b = l.b + panel * l.high * PANEL;
+    if (start[0] == start[1])
+        multiply(rows, PANEL, l.high, {inner + start[0], width, 1}, b, PANEL, out, PANEL);
+    else
+        for (int64_t half = 0; half < 2; half++)
+            multiply(rows, UNIT, l.high, {inner + start[half], width, 1}, b + half * UNIT, PANEL,
+                     out + half * UNIT, PANEL);
 }
 
 // Rows of one panel, tile by tile on the stack, with adapter, activation and sum before they are
@@ -116,9 +160,7 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t j = 0; j < PANEL; j += LANES)
                     at(block[i] + j) = rounded<Number>(at(block[i] + j));
-            const int64_t width = whole_rank(l.rank);
-            multiply(rows, PANEL, l.rank, {inner + row * width, width, 1},
-                     l.b + panel * l.rank * PANEL, PANEL, block[0], PANEL);
+            add_adapter(l, panel, inner + (row - first) * whole_rank(l.rank), rows, block[0]);
         }
         for (int64_t i = 0; i < rows; i++) {
             for (int64_t j = 0; l.gated && j < UNIT; j += LANES) {
@@ -145,13 +187,15 @@ template <typename Number>
 int linear(const Linear<Number> &l)
 {
     const int64_t own = l.gated ? UNIT : PANEL, panels = (l.columns + own - 1) / own;
-    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK, tiles = (l.rows + TALL - 1) / TALL;
-    const int64_t width = l.a ? whole_rank(l.rank) : 0, of_a = width / PANEL;
+    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK, some = (l.rows + SOME - 1) / SOME;
+    const int64_t width = l.a ? whole_rank(l.rank) : 0, of_a = width / UNIT;
+    const int64_t parts = (l.depth + PART - 1) / PART, of_block = std::min(BLOCK, l.rows) * width;
     const int64_t converted = std::is_same_v<Number, Factor<Number>> ? 0 : l.depth;
-    const auto inner = scratch<float>(l.rows * width);
+    const auto inner = scratch<float>(parts * l.rows * width);
+    const auto sums = scratch<float>(of_block * l.threads);
     const auto copy = scratch<Factor<Number>>(converted * l.rows);
     const auto weights = scratch<Factor<Number>>(converted * PANEL * l.threads);
-    if (!inner || !copy || !weights)
+    if (!inner || !sums || !copy || !weights)
         return 1;
 #pragma omp parallel num_threads(l.threads)
     {
@@ -162,16 +206,20 @@ int linear(const Linear<Number> &l)
         }
         if (l.a) {
 #pragma omp for schedule(static)
-            for (int64_t i = 0; i < tiles * of_a; i++)
-                adapter_tile(l, i / of_a * TALL, i % of_a, inner.get());
+            for (int64_t i = 0; i < of_a * parts * some; i++)
+                adapter_part(l, i / some % parts, i / some / parts, i % some * SOME, inner.get());
         }
         const auto *x = factors(l.x, 0, copy.get());  // what is converted already
         auto *mine = weights.get() + converted * PANEL * omp_get_thread_num();
+        float *sum = l.a ? sums.get() + of_block * omp_get_thread_num() : nullptr;
+        int64_t summed = -1;  // the block whose rows are in `sum`
         Ready<Factor<Number>> ready;
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < blocks * panels; i++) {
             const int64_t first = i / panels * BLOCK, end = std::min(first + BLOCK, l.rows);
-            linear_panel(l, i % panels, first, end, x, l.a ? inner.get() : nullptr, mine, ready);
+            if (sum && std::exchange(summed, first) != first)
+                sum_parts(l, first, end, inner.get(), sum);
+            linear_panel(l, i % panels, first, end, x, sum, mine, ready);
         }
     }
     return 0;
