@@ -92,8 +92,8 @@ class Projection:
         return ([slice(0, kept)] if kept else []) + rest
 
     def products(self, rows: slice, *, least: int = 0) -> list[slice]:
-        """Rows multiplied at once, of those that are not kept. On a CPU, these are twice as many for
-        logits of 16 bits: only pieces of a chunk are copied to float32."""
+        """Rows multiplied at once, of those that are not kept: on a CPU, twice as many of 16 bits,
+        since only pieces of a chunk are copied to float32."""
         size = self._size if self.chunk_bytes else max(PRODUCT_ROWS, self._size)
         on_cpu = self.weight.device.type == "cpu"
         return _split(rows, max(least, 2 * size if on_cpu and self.logit_bytes == 2 else size))
