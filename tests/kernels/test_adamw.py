@@ -132,8 +132,9 @@ def test_fake_parameters_are_planned_as_those_of_a_run() -> None:
         torch.zeros(4),
         torch.zeros(4, dtype=torch.float16),
         torch.zeros(4, dtype=torch.bfloat16, device="meta"),
+        torch.zeros(4, 3, dtype=torch.bfloat16).t(),
     ],
-    ids=["float32", "float16", "meta"],
+    ids=["float32", "float16", "meta", "transposed"],
 )
 def test_other_parameters_are_left_to_pytorch(parameter: Tensor) -> None:
     assert not can_step(parameter)

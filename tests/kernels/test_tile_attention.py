@@ -24,6 +24,12 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def _short_completions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computed in tiles as well."""
+    monkeypatch.setattr(module, "SHORTEST", 0)
+
+
 def results(given: list[Tensor], spans: Tensor, window: int | None) -> list[Tensor]:
     """Output and gradients of queries, keys and values."""
     *parts, grad = given
@@ -117,6 +123,16 @@ def test_the_same_bits_again(threads: int) -> None:
         assert all(
             torch.equal(x, y) for x, y in zip(first, results(given, spans, None), strict=True)
         )
+
+
+def test_short_completions_are_computed_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles of many completions of one token would be empty but for it."""
+    monkeypatch.setattr(module, "SHORTEST", 32)
+    query = torch.zeros(500, 4, 64, dtype=torch.bfloat16)
+    short, long = laid_out([(100, [1] * 400)]), laid_out([(100, [100] * 4)])
+    assert module._kernel(query, short, prompts=1) == torch.float32
+    assert module._kernel(query, long, prompts=1) == torch.bfloat16
+    assert module._kernel(query, laid_out([(1, [])] * 500), prompts=500) == torch.bfloat16
 
 
 def test_registers_are_as_before() -> None:

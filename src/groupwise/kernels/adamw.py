@@ -20,12 +20,13 @@ BLOCK = 1 << 12
 
 
 def can_step(parameter: Tensor) -> bool:
-    """Whether `split_adamw` takes the parameter: a bfloat16 one on a CPU. A fake one, of which the
-    memory of a run is planned, stands for one of the run."""
+    """Whether `split_adamw` takes the parameter: a contiguous bfloat16 one on a CPU. A fake one, of
+    which the memory of a run is planned, stands for one of the run."""
     return (
         parameter.device.type == "cpu"
         and parameter.dtype == torch.bfloat16
         and not is_traceable_wrapper_subclass(parameter)
+        and parameter.is_contiguous()
         and compiled() is not None
     )
 
@@ -81,13 +82,13 @@ def split_adamw(
 
 
 def can_sum_squares(x: Tensor) -> bool:
-    """Whether `norm` takes a tensor: contiguous, in bfloat16, on a CPU."""
-    return can_step(x) and x.is_contiguous()
+    """Whether `norm` takes a tensor, as `can_step`."""
+    return can_step(x)
 
 
 def norm(x: BFloat16[Tensor, "*shape"]) -> Float32[Tensor, ""]:
     """√Σ x², the same with any number of threads. PyTorch makes a float32 copy, and its float32
     sums of 10⁸ squares are 1 % too small."""
-    sums = torch.empty(-(-x.numel() // BLOCK), dtype=torch.float64)
+    sums = x.new_empty(-(-x.numel() // BLOCK), dtype=torch.float64)
     library().square_sums(x.data_ptr(), x.numel(), BLOCK, sums.data_ptr(), torch.get_num_threads())
     return sums.sum().sqrt().float()

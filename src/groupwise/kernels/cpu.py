@@ -93,9 +93,9 @@ class PackedLinear:
         panels = -(-self.columns // size)
         # Pairs are moved as one number of 32 bits.
         words, depth = (torch.float32, self.depth // 2) if pairs else (self.dtype, self.depth)
-        make = torch.zeros if self.columns % size else torch.empty  # which fills all panels
+        make = weight.new_zeros if self.columns % size else weight.new_empty  # all is filled
         self.weight = make(panels, depth, PANEL, dtype=words)
-        self.bias = torch.zeros(panels, PANEL)
+        self.bias = weight.new_zeros(panels, PANEL, dtype=torch.float32)
         _pack_weights([x.weight.detach().contiguous().view(words) for x in parts], self.weight)
         for first, each in zip(range(0, PANEL, size), parts, strict=True):
             if each.bias is not None:
@@ -188,14 +188,14 @@ def _packed_adapters(parts: Sequence[Affine], *, panels: int) -> _PackedAdapter 
             "an adapter must be float32 and have the size of its layer",
         )
     rank, end, size = sum(len(each.a) for each in there), 0, PANEL // len(parts)
-    b = torch.zeros(panels, rank, PANEL)
+    b = parts[0].weight.new_zeros(panels, rank, PANEL, dtype=torch.float32)
     for first, each in zip(range(0, PANEL, size), (part.added for part in parts), strict=True):
         if each is not None:
             start, end = end, end + len(each.a)
             _pack(each.b.detach() * each.scaling, b[:, start:end, first : first + size])
     if not b.any():
         return None
-    a = torch.zeros(-(-rank // LANES), inputs, LANES)
+    a = b.new_zeros(-(-rank // LANES), inputs, LANES)
     _pack(torch.cat([each.a.detach() for each in there]), a)
     return _PackedAdapter(rank, a, *_without_zeros(b))
 
@@ -207,7 +207,7 @@ def _without_zeros(
     numbers, and where they start."""
     halves = b.unflatten(-1, (2, LANES)).movedim(2, 1)  # [panels, 2, rank, 16]
     used, rank = (halves != 0).any(-1), b.shape[1]
-    place = torch.arange(rank)
+    place = torch.arange(rank, device=b.device)
     first = torch.where(used, place, rank).amin(-1)
     end = torch.where(used, place + 1, 0).amax(-1)
     high = int((end - first).amax())
@@ -321,7 +321,7 @@ def rms_norm_backward(
         x.shape == grad.shape and x.shape[-1] == size, "gradients must have the sizes of the inputs"
     )
     require(weight.is_contiguous(), "the weight must be contiguous")
-    dx, d_weight = torch.empty_like(x), torch.zeros(threads, size, dtype=torch.float32)
+    dx, d_weight = torch.empty_like(x), x.new_zeros(threads, size, dtype=torch.float32)
     typed("rms_norm_backward", x, weight, grad)(
         x.data_ptr(), weight.data_ptr(), grad.data_ptr(), x.numel() // size, size, eps,
         dx.data_ptr(), d_weight.data_ptr(), threads,
@@ -434,7 +434,7 @@ def low_rank_gradient(
 
 def _packed_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both factors as panels of 32 columns."""
-    packed = [torch.zeros(-(-len(x) // PANEL), x.shape[1], PANEL) for x in (a, b)]
+    packed = [x.new_zeros(-(-len(x) // PANEL), x.shape[1], PANEL) for x in (a, b)]
     for each, panels in zip((a, b), packed, strict=True):
         _pack(each.detach(), panels)
     return packed[0], packed[1]

@@ -191,7 +191,7 @@ def _joined(layers: Sequence[Affine]) -> Affine:
         outputs, inputs = weight.shape
         weights.append(weight.detach())
         biases.append(weight.new_zeros(outputs) if bias is None else bias.detach())
-        none = torch.zeros(0, inputs), torch.zeros(outputs, 0)
+        none = [weight.new_zeros(x, dtype=torch.float32) for x in ((0, inputs), (outputs, 0))]
         adapters.append(none if added is None else (added.a, added.b * added.scaling))
     a, b = torch.cat([a for a, _ in adapters]), torch.block_diag(*(b for _, b in adapters))
     added = LowRank(a=a, b=b, scaling=1.0)

@@ -56,7 +56,7 @@ class use_kernels:
     feed-forwards; on a CPU, in float32 embeddings too, and linear layers in float32, or in bfloat16
     where PyTorch has no fast products of it, or none for the gradients of weights. Gradients are
     for `backward()`: they are added to those that weights have already, and `torch.autograd.grad`
-    does not return them.
+    does not return them. Neither second derivatives nor `torch.func` are supported.
 
     Linear layers and embeddings are recognised by their type. Norms and feed-forwards are tried
     when this is made, and routed only where they have no other parts and the kernel reproduces

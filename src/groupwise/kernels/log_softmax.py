@@ -40,7 +40,7 @@ def selective_log_softmax(
     """log softmax(logits / temperature) at the targets, the entropy, and the largest logit and
     Σ e^((z − largest) / temperature) of every row. Records no gradient."""
     target = _checked(logits, target, temperature)
-    logp = torch.empty(len(logits), device=logits.device)
+    logp = logits.new_empty(len(logits), dtype=torch.float32)
     h = torch.empty_like(logp) if entropy else None
     norm = logp.new_empty(len(logits), 2)
     unknown = typed("selective_log_softmax", logits)(

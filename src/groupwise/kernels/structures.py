@@ -111,7 +111,7 @@ class Tree(ctypes.Structure):
 
     _fields_ = (
         *_fields("query key value", Heads),
-        *_pointers("out norm out_grad query_grad key_grad value_grad begin length owner"),
+        *_pointers("out norm out_grad query_grad key_grad value_grad memory begin length owner"),
         *_sizes("spans tokens heads key_heads dim window parts threads"),
         ("scaling", ctypes.c_double),
     )

@@ -45,9 +45,28 @@ def tree_attention(
     return apply(query, key, value, spans, prompts, scaling, window)
 
 
-def _kernel(dtype: torch.dtype) -> torch.dtype:
-    """What heads are converted to: bfloat16 stays as it is where there are tiles for it."""
-    return dtype if dtype == torch.bfloat16 and multiplies_tiles() else torch.float32
+TILE = 32
+"""Tokens of a block of the kernel in bfloat16. Every span starts a new one."""
+SHORTEST = 32
+"""Tokens per completion from which on that kernel is used: of fewer, blocks are mostly empty."""
+
+
+def _kernel(query: Tensor, spans: Tensor, *, prompts: int) -> torch.dtype:
+    """The dtype of the kernel: bfloat16 where the processor has tiles for it."""
+    short = SHORTEST * (spans.shape[1] - prompts) > len(query)
+    tiles = query.dtype == torch.bfloat16 and not short and multiplies_tiles()
+    return torch.bfloat16 if tiles else torch.float32
+
+
+def _workspace(key: Tensor, spans: Tensor, *, parts: int) -> Tensor | None:
+    """Memory of the kernel in bfloat16: two copies of all keys, or, for gradients, three, and two
+    float32 sums for each of the parts."""
+    if key.dtype != torch.bfloat16:
+        return None
+    _, heads, dim = key.shape
+    blocks = len(key) // TILE + spans.shape[1]  # at most
+    copies = 3 + 4 * parts if parts else 2
+    return key.new_empty(copies * heads * blocks * TILE * -(-dim // TILE) * TILE)
 
 
 class _TreeAttention(torch.autograd.Function):
@@ -65,13 +84,14 @@ class _TreeAttention(torch.autograd.Function):
         scaling: float,
         window: int | None,
     ) -> Tensor:
-        dtype = _kernel(query.dtype)
+        dtype = _kernel(query, spans, prompts=prompts)
         out = query.new_empty(query.shape, dtype=dtype)
         norm = query.new_empty(query.shape[:2], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, spans, norm)
         ctx.prompts, ctx.scaling, ctx.window = prompts, scaling, window
         heads = query.to(dtype), key.to(dtype), value.to(dtype)
-        _call("tree_forward", (*heads, spans, out, norm), scaling, window)
+        memory = _workspace(heads[1], spans, parts=0)
+        _call("tree_forward", (*heads, spans, out, norm), scaling, window, memory=memory)
         return out.to(query.dtype)
 
     @staticmethod
@@ -81,7 +101,7 @@ class _TreeAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # Unpacked once: what checkpointing recomputes can be read a single time.
         *given, spans, norm = ctx.saved_tensors
-        dtype = _kernel(given[0].dtype)
+        dtype = _kernel(given[0], spans, prompts=ctx.prompts)
         query, key, value = (x.to(dtype) for x in given)
         # Enough parts for all threads; the parts are added in order, so that the sum does not
         # depend on scheduling.
@@ -92,7 +112,8 @@ class _TreeAttention(torch.autograd.Function):
         d_key, d_value = (key.new_zeros(each) for _ in range(2))
         buffers = (grads[0].to(dtype).contiguous(), d_query, d_key, d_value)
         saved = (query, key, value, spans, None, norm)
-        _call("tree_backward", saved, ctx.scaling, ctx.window, buffers, parts=parts)
+        memory = _workspace(key, spans, parts=parts)
+        _call("tree_backward", saved, ctx.scaling, ctx.window, buffers, memory=memory, parts=parts)
         if len(d_key) > 1:
             d_key, d_value = d_key.sum(0, keepdim=True), d_value.sum(0, keepdim=True)
         found = (d.to(given[0].dtype) for d in (d_query, d_key[0], d_value[0]))
@@ -106,13 +127,14 @@ def _call(
     window: int | None,
     gradients: tuple[Tensor, ...] = (),
     *,
+    memory: Tensor | None,
     parts: int = 1,
 ) -> None:
     query, key, value, spans, out, norm = saved
     pointers = [None if x is None else x.data_ptr() for x in (out, norm, *gradients)]
     call = structures.Tree(
         *(Heads.of(x) for x in (query, key, value)),
-        *pointers, *[None] * (6 - len(pointers)),
+        *pointers, *[None] * (6 - len(pointers)), None if memory is None else memory.data_ptr(),
         *(x.data_ptr() for x in spans),
         spans.shape[1], *query.shape[:2], key.shape[1], query.shape[2],
         window or 0, parts, torch.get_num_threads(), scaling,

@@ -254,12 +254,12 @@ class SplitMaster(_Beside):
             state["step"] = torch.zeros((), dtype=torch.float32)
             for moment in ("exp_avg", "exp_avg_sq"):
                 state[moment] = torch.zeros_like(self.lower, dtype=torch.float32)
-        state["step"] += 1
         kernel(
             self.parameter, self.lower, grad, state["exp_avg"], state["exp_avg_sq"],
-            step=int(state["step"]), factor=factor,
+            step=int(state["step"]) + 1, factor=factor,
             **{name: group[name] for name in ("lr", "betas", "eps", "weight_decay")},
         )  # fmt: skip
+        state["step"] += 1
         self.clear()
 
     def close(self) -> None:

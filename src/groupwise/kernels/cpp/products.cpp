@@ -8,7 +8,6 @@
 #include <omp.h>
 #include <optional>
 #include <type_traits>
-#include <utility>
 
 #include "layer.h"
 #include "multiply.h"
@@ -88,38 +87,50 @@ constexpr int64_t PART = 256;
 
 int64_t whole_rank(int64_t rank) { return (rank + UNIT - 1) / UNIT * UNIT; }
 
-// inner = x · Aᵀ [rows, whole rank], over a part of the depth: up to SOME rows, and 16 columns of A.
+// inner = x · Aᵀ [rows, whole rank], over a part of the depth: up to SOME rows of a block, and 16 columns
+// of A.
 template <typename Number>
-void adapter_part(const Linear<Number> &l, int64_t part, int64_t unit, int64_t first, float *inner)
+void adapter_part(const Linear<Number> &l, int64_t part, int64_t unit, int64_t first, int64_t end,
+                  float *inner)
 {
     const int64_t start = part * PART, depth = std::min(PART, l.depth - start);
-    const int64_t end = std::min(first + SOME, l.rows), width = whole_rank(l.rank);
+    const int64_t width = whole_rank(l.rank);
     const float *a = l.a + (unit * l.depth + start) * UNIT;
     alignas(4 * LANES) float scratch[TALL * PART];
-    for (int64_t row = first; row < end; row += TALL) {
+    for (int64_t row = first; row < end; row += TALL, inner += TALL * width) {
         const int64_t rows = std::min<int64_t>(TALL, end - row);
         const Number *from = l.x + row * l.depth + start;
         const float *x = widened(from, depth, scratch);
         for (int64_t i = 1; i < rows; i++)
             widened(from + i * l.depth, depth, scratch + i * PART);
-        float *out = inner + (part * l.rows + row) * width + unit * UNIT;
+        float *out = inner + unit * UNIT;
         for (int64_t i = 0; i < rows; i++)
             std::fill(out + i * width, out + i * width + UNIT, 0.0f);
         multiply(rows, UNIT, depth, {x, x == scratch ? PART : l.depth, 1}, a, UNIT, out, width);
     }
 }
 
-// inner [rows, whole rank] of the rows from `first` on, from its parts.
+// All parts of x · Aᵀ for some rows, shared by the threads of a parallel block: [parts, rows, whole rank].
 template <typename Number>
-void sum_parts(const Linear<Number> &l, int64_t first, int64_t end, const float *parts, float *inner)
+void inner_products(const Linear<Number> &l, int64_t begin, int64_t end, float *inner)
 {
-    const int64_t width = whole_rank(l.rank), size = (end - first) * width;
-    std::memcpy(inner, parts + first * width, sizeof(float) * size);
-    for (int64_t start = PART; start < l.depth; start += PART) {
-        parts += l.rows * width;
-        for (int64_t i = 0; i < size; i += LANES)
-            at(inner + i) += at(parts + first * width + i);
+    const int64_t width = whole_rank(l.rank), parts = (l.depth + PART - 1) / PART;
+    const int64_t some = (end - begin + SOME - 1) / SOME, units = width / UNIT;
+#pragma omp for schedule(static)
+    for (int64_t i = 0; i < units * parts * some; i++) {
+        const int64_t part = i / some % parts, row = i % some * SOME, first = begin + row;
+        float *to = inner + (part * (end - begin) + row) * width;
+        adapter_part(l, part, i / some / parts, first, std::min(first + SOME, end), to);
     }
+}
+
+// The sum of parts of `size` numbers.
+void sum_parts(const float *parts, int64_t count, int64_t size, float *sum)
+{
+    std::memcpy(sum, parts, sizeof(float) * size);
+    for (int64_t part = 1; part < count; part++)
+        for (int64_t i = 0; i < size; i += LANES)
+            at(sum + i) += at(parts + part * size + i);
 }
 
 // out[rows, 32] += inner · Bᵀ of a panel; the columns of each half have a part of the rank.
@@ -187,39 +198,40 @@ template <typename Number>
 int linear(const Linear<Number> &l)
 {
     const int64_t own = l.gated ? UNIT : PANEL, panels = (l.columns + own - 1) / own;
-    const int64_t blocks = (l.rows + BLOCK - 1) / BLOCK, some = (l.rows + SOME - 1) / SOME;
-    const int64_t width = l.a ? whole_rank(l.rank) : 0, of_a = width / UNIT;
-    const int64_t parts = (l.depth + PART - 1) / PART, of_block = std::min(BLOCK, l.rows) * width;
+    const int64_t width = l.a ? whole_rank(l.rank) : 0, parts = (l.depth + PART - 1) / PART;
+    const int64_t of_block = std::min(BLOCK, l.rows) * width;
     const int64_t converted = std::is_same_v<Number, Factor<Number>> ? 0 : l.depth;
-    const auto inner = scratch<float>(parts * l.rows * width);
+    const auto inner = scratch<float>(parts * of_block);
     const auto sums = scratch<float>(of_block * l.threads);
     const auto copy = scratch<Factor<Number>>(converted * l.rows);
     const auto weights = scratch<Factor<Number>>(converted * PANEL * l.threads);
     if (!inner || !sums || !copy || !weights)
         return 1;
+    // No barrier where nothing is converted, and where there is no adapter.
+    const int64_t step = l.a ? BLOCK : std::max<int64_t>(l.rows, 1);
 #pragma omp parallel num_threads(l.threads)
     {
-        if (converted) {  // no barrier where nothing is, and where there is no adapter
+        if (converted) {
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < l.rows; i++)
                 factors(l.x + i * l.depth, l.depth, copy.get() + i * l.depth);
         }
-        if (l.a) {
-#pragma omp for schedule(static)
-            for (int64_t i = 0; i < of_a * parts * some; i++)
-                adapter_part(l, i / some % parts, i / some / parts, i % some * SOME, inner.get());
-        }
         const auto *x = factors(l.x, 0, copy.get());  // what is converted already
         auto *mine = weights.get() + converted * PANEL * omp_get_thread_num();
         float *sum = l.a ? sums.get() + of_block * omp_get_thread_num() : nullptr;
-        int64_t summed = -1;  // the block whose rows are in `sum`
         Ready<Factor<Number>> ready;
+        for (int64_t begin = 0; begin < l.rows; begin += step) {
+            const int64_t stop = std::min(begin + step, l.rows), rows = stop - begin;
+            if (l.a) {
+                inner_products(l, begin, stop, inner.get());
+                sum_parts(inner.get(), parts, rows * width, sum);
+            }
+            const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < blocks * panels; i++) {
-            const int64_t first = i / panels * BLOCK, end = std::min(first + BLOCK, l.rows);
-            if (sum && std::exchange(summed, first) != first)
-                sum_parts(l, first, end, inner.get(), sum);
-            linear_panel(l, i % panels, first, end, x, sum, mine, ready);
+            for (int64_t i = 0; i < blocks * panels; i++) {
+                const int64_t first = begin + i / panels * BLOCK;
+                linear_panel(l, i % panels, first, std::min(first + BLOCK, stop), x, sum, mine, ready);
+            }
         }
     }
     return 0;

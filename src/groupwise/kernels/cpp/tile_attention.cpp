@@ -21,14 +21,23 @@ struct TiledTree {
     const Tree<Narrow> &t;
     const int64_t sides;         // blocks of a head
     std::vector<int64_t> start;  // the first block of each span, and the number of blocks
-    // Right factors Kᵀ, Vᵀ, K and V: [key_heads, blocks, sides, 2 tiles].
-    Memory<Narrow> key_columns, value_columns, key_rows, value_rows;
-    Memory<float> key_grad, value_grad;  // [parts, key_heads, blocks, sides, 32 of a head, 32 tokens]
+    // Right factors Kᵀ, Vᵀ, K and V: [key_heads, blocks, sides, 2 tiles]; null where they are not needed.
+    Narrow *key_columns = nullptr, *value_columns = nullptr, *key_rows = nullptr, *value_rows = nullptr;
+    // [parts, key_heads, blocks, sides, 32 of a head, 32 tokens]
+    float *key_grad = nullptr, *value_grad = nullptr;
 
-    explicit TiledTree(const Tree<Narrow> &t) : t(t), sides(blocks(t.dim)), start(t.spans + 1)
+    TiledTree(const Tree<Narrow> &t, bool gradients)
+        : t(t), sides(blocks(t.dim)), start(t.spans + 1)
     {
         for (int64_t s = 0; s < t.spans; s++)
             start[s + 1] = start[s] + blocks(t.length[s]);
+        key_columns = t.memory;
+        (gradients ? value_columns : value_rows) = t.memory + size();
+        if (gradients) {
+            key_rows = t.memory + 2 * size();
+            key_grad = (float *)(t.memory + 3 * size());
+            value_grad = key_grad + t.parts * size();
+        }
     }
 
     int64_t place(int64_t head, int64_t block) const
@@ -37,50 +46,35 @@ struct TiledTree {
     }
     int64_t size() const { return place(t.key_heads, 0); }
 
-    // Whether there is memory.
-    bool allocate(bool gradients)
-    {
-        key_columns = memory_of<Narrow>(size());
-        (gradients ? value_columns : value_rows) = memory_of<Narrow>(size());
-        bool found = key_columns && (gradients ? value_columns : value_rows);
-        if (gradients) {
-            key_rows = memory_of<Narrow>(size());
-            key_grad = memory_of<float>(t.parts * size());
-            value_grad = memory_of<float>(t.parts * size());
-            found = found && key_rows && key_grad && value_grad;
-        }
-        return found;
-    }
-
     void prepare(int64_t span, int64_t head) const
     {
         for (int64_t b = 0; b < start[span + 1] - start[span]; b++) {
             const int64_t token = t.begin[span] + b * SIDE, to = place(head, start[span] + b);
             const int64_t rows = t.length[span] - b * SIDE;
-            const auto copy = [&](Form form, const Heads<Narrow> &from, const Memory<Narrow> &tiles) {
+            const auto copy = [&](Form form, const Heads<Narrow> &from, Narrow *tiles) {
                 if (tiles)
-                    copy_block(form, from.of(token, head), from.row, rows, t.dim, tiles.get() + to);
+                    copy_block(form, from.of(token, head), from.row, rows, t.dim, tiles + to);
             };
             copy(Form::turned_rows, t.key, key_columns);
             copy(Form::turned_rows, t.value, value_columns);
             copy(Form::pairs, t.key, key_rows);
             copy(Form::pairs, t.value, value_rows);
             for (int64_t part = 0; key_grad && part < t.parts; part++) {
-                std::fill_n(key_grad.get() + part * size() + to, sides * BLOCK, 0.0f);
-                std::fill_n(value_grad.get() + part * size() + to, sides * BLOCK, 0.0f);
+                std::fill_n(key_grad + part * size() + to, sides * BLOCK, 0.0f);
+                std::fill_n(value_grad + part * size() + to, sides * BLOCK, 0.0f);
             }
         }
     }
 
     // The sums of all parts, transposed and rounded.
-    void finish(int64_t span, int64_t head, const Memory<float> &sums, Narrow *grad) const
+    void finish(int64_t span, int64_t head, const float *sums, Narrow *grad) const
     {
         Narrow *to = grad + (t.begin[span] * t.key_heads + head) * t.dim;
         for (int64_t b = 0; b < start[span + 1] - start[span]; b++)
             for (int64_t d = 0; d < t.dim; d += 16)
                 for (int64_t half = 0; half < SIDE; half += 16) {
                     Vector rows[16] = {};
-                    const float *from = sums.get() + place(head, start[span] + b) + d * SIDE + half;
+                    const float *from = sums + place(head, start[span] + b) + d * SIDE + half;
                     for (int64_t part = 0; part < t.parts; part++, from += size())
                         for (int64_t i = 0; i < 16; i++)
                             rows[i] += at(from + i * SIDE);
@@ -177,24 +171,24 @@ struct TiledQueries {
     }
 
     // out[32, keys] = queries · columns
-    void products(const Narrow *queries, const Memory<Narrow> &columns, float *out) const
+    void products(const Narrow *queries, const Narrow *columns, float *out) const
     {
         each_block([&](int64_t block, int64_t i) {
             clear_block();
-            add_block(tiles_of(queries), tiles_of(columns.get() + block), tree.sides);
+            add_block(tiles_of(queries), tiles_of(columns + block), tree.sides);
             store_block(out + i * SIDE, keys);
         });
     }
 
     // to[count, dim] = (high + low)[32, keys] · rows[keys, dim] / divisor
-    void weighted_sum(Scratch &s, const Memory<Narrow> &rows, const float *divisor, Narrow *to) const
+    void weighted_sum(Scratch &s, const Narrow *rows, const float *divisor, Narrow *to) const
     {
         for (int64_t side = 0; side < tree.sides; side++) {
             clear_block();
             for (const Narrow *weights : {s.high.get(), s.low.get()})
                 each_block([&](int64_t block, int64_t i) {
                     const Operand left{weights + i * SIDE, 2 * keys, 16 * keys, 0};
-                    add_block(left, tiles_of(rows.get() + block + side * BLOCK), 1);
+                    add_block(left, tiles_of(rows + block + side * BLOCK), 1);
                 });
             store_block(s.block, SIDE);
             for (int64_t q = 0; q < count; q++)
@@ -275,10 +269,10 @@ struct TiledQueries {
         float means[SIDE], ones[SIDE];
         for (int64_t q = 0; q < SIDE; q += 2)
             weights(s, q, means);
-        scatter(s, s.turned_grads.get(), tree.value_grad.get() + part * tree.size());
+        scatter(s, s.turned_grads.get(), tree.value_grad + part * tree.size());
         for (int64_t q = 0; q < SIDE; q += 2)
             gradients(s, q, means);
-        scatter(s, s.turned_queries.get(), tree.key_grad.get() + part * tree.size());
+        scatter(s, s.turned_queries.get(), tree.key_grad + part * tree.size());
         std::fill(ones, ones + SIDE, 1.0f);
         weighted_sum(s, tree.key_rows, ones, t.query_grad + place(0));
     }
@@ -349,9 +343,9 @@ extern "C" {
 int tree_forward_bfloat16(const Tree<Narrow> *call)
 {
     const Tree<Narrow> &t = *call;
-    TiledTree tree(t);
+    const TiledTree tree(t, false);
     std::vector<Scratch> scratch = scratch_of(tree);
-    if (!tree.allocate(false) || scratch.empty())
+    if (scratch.empty())
         return 1;
 #pragma omp parallel num_threads(t.threads)
     {
@@ -374,9 +368,9 @@ int tree_forward_bfloat16(const Tree<Narrow> *call)
 int tree_backward_bfloat16(const Tree<Narrow> *call)
 {
     const Tree<Narrow> &t = *call;
-    TiledTree tree(t);
+    const TiledTree tree(t, true);
     std::vector<Scratch> scratch = scratch_of(tree);
-    if (!tree.allocate(true) || scratch.empty())
+    if (scratch.empty())
         return 1;
 #pragma omp parallel num_threads(t.threads)
     {

@@ -14,6 +14,7 @@ struct Tree {
     Number *query_grad;      // [tokens, heads, dim]
     // In float32, [parts, tokens, key_heads, dim], to be added to; in bfloat16, [tokens, key_heads, dim].
     Number *key_grad, *value_grad;
+    Number *memory;  // of the kernel in bfloat16: `_workspace` of tree_attention.py
     const int64_t *begin, *length, *owner;  // [spans]; owner: the span of the prompt, or -1
     int64_t spans, tokens, heads, key_heads, dim;
     int64_t window;  // the last tokens that are attended, or 0 for all
