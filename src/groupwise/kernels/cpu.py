@@ -39,7 +39,7 @@ TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LARGE = 2**18
 """Numbers of a matrix that MKL multiplies faster on Intel's processors."""
 DEEP = 128
-"""Rows of activations from which on the gradient of a weight gains from tiles of our own."""
+"""Rows of activations from which on tiles compute the gradient of a weight faster than oneDNN."""
 PANEL = 32
 """Columns of a product that are computed at once."""
 
