@@ -66,6 +66,15 @@ struct TiledTree {
         }
     }
 
+    // All spans, shared by the threads of a parallel block.
+    void prepare() const
+    {
+#pragma omp for schedule(dynamic) collapse(2)
+        for (int64_t s = 0; s < t.spans; s++)
+            for (int64_t h = 0; h < t.key_heads; h++)
+                prepare(s, h);
+    }
+
     // The sums of all parts, transposed and rounded.
     void finish(int64_t span, int64_t head, const float *sums, Narrow *grad) const
     {
@@ -351,10 +360,7 @@ int tree_forward_bfloat16(const Tree<Narrow> *call)
     {
         Tiles registers;
         registers.set(SIDE);
-#pragma omp for schedule(dynamic) collapse(2)
-        for (int64_t s = 0; s < t.spans; s++)
-            for (int64_t h = 0; h < t.key_heads; h++)
-                tree.prepare(s, h);
+        tree.prepare();
 #pragma omp for schedule(dynamic) collapse(2)
         for (int64_t s = 0; s < t.spans; s++)
             for (int64_t h = 0; h < t.heads; h++)
@@ -376,10 +382,7 @@ int tree_backward_bfloat16(const Tree<Narrow> *call)
     {
         Tiles registers;
         registers.set(SIDE);
-#pragma omp for schedule(dynamic) collapse(2)
-        for (int64_t s = 0; s < t.spans; s++)
-            for (int64_t h = 0; h < t.key_heads; h++)
-                tree.prepare(s, h);
+        tree.prepare();
 #pragma omp for schedule(dynamic) collapse(3)
         for (int64_t prompt = 0; prompt < t.spans; prompt++)
             for (int64_t part = 0; part < t.parts; part++)
