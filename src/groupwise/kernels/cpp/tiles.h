@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t SIDE = 32;       // queries, keys and numbers of a head that are multiplied at once
 constexpr int64_t TILE = 16 * 32;  // bfloat16 numbers of a tile
-constexpr int64_t BLOCK = 2 * TILE;
+constexpr int64_t BLOCK = 2 * TILE;  // those of SIDE rows or columns, SIDE deep
 
 int64_t blocks(int64_t size) { return (size + SIDE - 1) / SIDE; }
 
@@ -42,7 +42,8 @@ struct Operand {
     int64_t step;    // numbers between depths
 };
 
-Operand tiles_of(const Narrow *data, int64_t step = BLOCK) { return {data, 64, TILE, step}; }
+// Blocks that `copy_block` has laid out.
+Operand tiles_of(const Narrow *data) { return {data, 64, TILE, BLOCK}; }
 
 // The registers 0 to 3, [32, 32] numbers, += left · right over `steps` depths of 32.
 INLINE void add_block(const Operand &left, const Operand &right, int64_t steps)
