@@ -25,12 +25,14 @@ from torch.nn import functional as F
 
 from groupwise.kernels import DecodeRows, GroupCache, Norm, Reference, auto, gpu, using
 from groupwise.kernels.auto import CPP, Auto
+from groupwise.kernels.gpu_attention import gpu_tree_attention
 from groupwise.kernels.graphs import GraphMemory
 from groupwise.models import AdapterSettings, Policy, with_adapter
 from groupwise.rollouts import GroupEngine
 from groupwise.testing.engines import make_requests
 from groupwise.types import Sampling
 from tiny_models import NAMES, tiny_model, tiny_policy
+from trees import GROUPS, attended, laid_out, tensors
 
 EXACT = {torch.float32: 1e-5, torch.float16: 3e-3}
 """The error that is rounding, by dtype."""
@@ -180,6 +182,66 @@ def attention_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
     return found
 
 
+def tree_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
+    """Relative errors of attention of packed groups, and of its gradients: all kinds of spans, with
+    and without windows and soft caps."""
+    found = {}
+    cases = [(6, 2, 32, None, None), (4, 4, 24, 70, 2.0)]
+    if device != "cpu":  # an interpreter is slow
+        cases += [(14, 2, 64, None, None), (4, 2, 128, None, 2.0), (2, 1, 256, None, None)]
+    for name, groups in GROUPS.items():
+        spans = laid_out(groups)
+        for heads, key_heads, dim, window, softcap in cases:
+            given = tensors(heads, key_heads, dim, int(spans[1].sum()))
+            *wide, grad = (x.to(kind).double() for x in given)
+            wide = [x.requires_grad_() for x in wide]
+            exact = attended(*wide, spans, 0.3, window, softcap)
+            wanted = [exact, *torch.autograd.grad(exact, wide, grad)]
+            # As layers of transformers hand them in: heads before rows.
+            own = [x.detach().transpose(0, 1).contiguous().transpose(0, 1) for x in wide]
+            own = [x.to(device, kind).requires_grad_() for x in own]
+            made = gpu_tree_attention(
+                *own, spans.to(device), {}, scaling=0.3, window=window, softcap=softcap
+            )
+            parts = [made, *torch.autograd.grad(made, own, grad.to(device, kind))]
+            for what, one, two in zip(("out", "dq", "dk", "dv"), parts, wanted, strict=True):
+                label = f"{name}: {heads}/{key_heads} x {dim}, {window}, {softcap}, {what}"
+                found[label] = _gap(one.cpu(), two)
+    return found
+
+
+def log_softmax_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
+    """Relative errors of log-probabilities, entropies and gradients of logits. Most logits of the
+    first row are infinitely small."""
+    random, found = torch.Generator().manual_seed(0), {}
+    for vocab in (7, 9000):
+        logits = (5 * torch.randn(6, vocab, generator=random)).to(kind)
+        logits[0, 3:] = float("-inf")
+        target = torch.tensor([0, vocab - 1, 3, 1, 1, 1])
+        grad, of_h = torch.randn(2, 6, generator=random)
+        for temperature, entropy in ((1.0, False), (0.7, True)):
+            wide = logits.double().requires_grad_()
+            logs = (wide / temperature).log_softmax(-1)
+            logp = logs.gather(1, target[:, None])[:, 0]
+            h = -torch.where(logs.exp() > 0, logs.exp() * logs.clamp(min=-1e9), 0).sum(-1)
+            (wanted,) = torch.autograd.grad((logp * grad + entropy * h * of_h).sum(), wide)
+            own, at = logits.to(device), target.to(device)
+            how = {"temperature": temperature}
+            made, made_h, norm = gpu.selective_log_softmax(own, at, entropy=entropy, **how)
+            for kept in (norm, None):
+                changed = own.clone()
+                both = None if made_h is None else (made_h, of_h.to(device))
+                gpu.selective_log_softmax_backward_(
+                    changed, at, grad.to(device), entropy=both, norm=kept, **how
+                )
+                name = f"{vocab}, {temperature}, {kept is None}"
+                found[f"gradient, {name}"] = _gap(changed.cpu(), wanted)
+                found[f"log-probability, {name}"] = _gap(made.cpu(), logp.detach())
+                if made_h is not None:
+                    found[f"entropy, {name}"] = _gap(made_h.cpu(), h.detach())
+    return found
+
+
 def layer_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
     """Relative errors of norms and activations, and of their gradients."""
     random = torch.Generator().manual_seed(0)
@@ -244,6 +306,8 @@ def main() -> None:
         # Triton does not interpret products of bfloat16.
         "attention": {str(kind): attention_gaps("cpu", kind) for kind in EXACT},
         "layers": {str(kind): layer_gaps("cpu", kind) for kind in EXACT},
+        "trees": {str(kind): tree_gaps("cpu", kind) for kind in EXACT},
+        "log-probabilities": {str(kind): log_softmax_gaps("cpu", kind) for kind in EXACT},
         "draws": draws("cpu"),
         "models": {case: compared(CASES[case]()) for case in INTERPRETED},
     }

@@ -11,13 +11,11 @@ import torch
 
 import pretended_card
 from groupwise.config import connect
-from groupwise.kernels.flex import can_use_flex, flex_tree_attention, tree_blocks
 from groupwise.kernels.reference import inverse_cdf
 from groupwise.training import prepare
 from groupwise.updates.logprobs import Projection, token_logprobs
 from own_process import printed
 from pretended_card import CASES, SAMPLED, rows
-from trees import GROUPS, attended, check_attention, laid_out, tensors
 
 LOOSE = "sampler_"
 """Metrics near 0 that are differences of rounding."""
@@ -92,31 +90,3 @@ def test_log_probabilities_of_a_card_are_those_of_float64(kind: torch.dtype) -> 
     found, _ = token_logprobs(hidden.cuda(), target.cuda(), head)
     tolerance = 1e-3 if kind == torch.float32 else 0.2
     torch.testing.assert_close(found.cpu().double(), wanted[:, 0], atol=tolerance, rtol=1e-3)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("groups", GROUPS.values(), ids=list(GROUPS))
-def test_flex_attention_of_a_card_is_the_plain_one(
-    groups: list[tuple[int, list[int]]], window: int | None, softcap: float | None
-) -> None:
-    spans = laid_out(groups)
-    blocks = tree_blocks(spans.cuda(), window=window)
-
-    def plain(*parts: torch.Tensor) -> torch.Tensor:
-        return attended(*(part.cpu() for part in parts), spans, 0.3, window, softcap).cuda()
-
-    check_attention(
-        lambda *qkv: flex_tree_attention(*qkv, blocks, scaling=0.3, softcap=softcap),
-        plain,
-        [part.cuda() for part in tensors(6, 2, 32, int(spans[1].sum()))],
-        accuracy=1e-2,  # of products in TF32
-    )
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
-def test_flex_attention_passes_its_trial(kind: torch.dtype) -> None:
-    query, key = (torch.zeros(8, heads, 64, dtype=kind, device="cuda") for heads in (4, 2))
-    assert can_use_flex(query, key, key, scaling=0.125, softcap=None)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from groupwise.kernels import adamw, cpu, flex, gpu, layers, log_softmax, onednn
+from groupwise.kernels import adamw, cpu, gpu, gpu_attention, layers, log_softmax, onednn
 from groupwise.kernels.build import compiled, shapes_only
 from groupwise.kernels.decoder import CpuDecoder
 from groupwise.kernels.decoding import decode_attention
-from groupwise.kernels.flex import reason
+from groupwise.kernels.gpu import reason
 from groupwise.kernels.gpu_decoder import GpuDecoder
 from groupwise.kernels.graphs import DecodingGraphs, GraphMemory
 from groupwise.kernels.interface import (
@@ -34,7 +34,7 @@ CPP = layers.KINDS | {
     "matmul", "low_rank", "draw", "prefill_attention", "tree_attention", "decode_attention",
     "decoder", "gradient_norm", "log_softmax", "split_adamw",
 }  # fmt: skip
-GPU = ("flex", "triton", "graphs")
+GPU = ("triton", "graphs")
 """Those for GPUs."""
 KERNELS = CPP | {"onednn_layers", *GPU}
 """Names of the kernels, each of which can be turned off."""
@@ -111,6 +111,8 @@ class Auto(Reference):
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         if "log_softmax" in self.on and log_softmax.can_use_log_softmax(logits):
             return log_softmax.selective_log_softmax(logits, target, **how)
+        if "triton" in self.on and gpu.can_use_log_softmax(logits):
+            return gpu.selective_log_softmax(logits, target, **how)
         return super().selective_log_softmax(logits, target, **how)
 
     def selective_log_softmax_backward_(
@@ -118,6 +120,8 @@ class Auto(Reference):
     ) -> None:
         if "log_softmax" in self.on and log_softmax.can_use_log_softmax(logits):
             log_softmax.selective_log_softmax_backward_(logits, target, grad, **how)
+        elif "triton" in self.on and gpu.can_use_log_softmax(logits):
+            gpu.selective_log_softmax_backward_(logits, target, grad, **how)
         else:
             super().selective_log_softmax_backward_(logits, target, grad, **how)
 
@@ -142,21 +146,13 @@ class Auto(Reference):
                 query, key, value, tree.spans,
                 prompts=len(tree.prompt_length), scaling=scaling, window=window,
             )  # fmt: skip
-        if "flex" in self.on and flex.can_use_flex(
-            query, key, value, scaling=scaling, softcap=softcap
+        if "triton" in self.on and gpu_attention.can_use_gpu_attention(
+            query, key, value, softcap=softcap, window=window
         ):
-            if window not in tree.blocks:
-                tree.blocks[window] = flex.tree_blocks(tree.spans, window=window)
-            blocks = tree.blocks[window]
-            try:
-                return flex.flex_tree_attention(
-                    query, key, value, blocks, scaling=scaling, softcap=softcap
-                )
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:  # other lengths may compile another kernel than the trial's
-                self.on -= {"flex"}
-                flex.warn_unused(query.device, flex.reason(error))
+            return gpu_attention.gpu_tree_attention(
+                query, key, value, tree.spans, tree.blocks,
+                scaling=scaling, window=window, softcap=softcap,
+            )  # fmt: skip
         return super().tree_attention(tree, query, key, value, **how)
 
     def decode_attention(

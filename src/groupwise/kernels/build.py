@@ -22,6 +22,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -49,11 +50,18 @@ TIMEOUT_S = 300
 
 @dataclass(frozen=True, kw_only=True)
 class _Program:
-    """A library: its name, the files that it is made from, and the arguments of `g++`."""
+    """A library.
+
+    Attributes:
+        files: what it is made from; those that end in .cpp are compiled.
+        flags: arguments of `g++`, whether it compiles or links.
+        libraries: what it is linked with.
+    """
 
     name: str
     files: tuple[Path, ...]
     flags: tuple[str, ...]
+    libraries: tuple[str, ...]
 
 
 @cache
@@ -142,18 +150,24 @@ def allocator() -> ctypes.CDLL | None:
 
 def _kernels() -> _Program:
     # PyTorch's own copy of OpenMP where it brings one: two copies would each keep threads spinning.
-    programs = [str(path) for path in SOURCES if path.suffix == ".cpp"]
     allowed = ARCHITECTURES.get(os.environ.get("ATEN_CPU_CAPABILITY", ""), "native")
-    flags = (*FLAGS, f"-march={allowed}", *programs, "-Wl,--as-needed", *_openmp())
-    return _Program(name="kernels", files=tuple(SOURCES), flags=flags)
+    return _Program(
+        name="kernels",
+        files=tuple(SOURCES),
+        flags=(*FLAGS, f"-march={allowed}"),
+        libraries=("-Wl,--as-needed", *_openmp()),
+    )
 
 
 def _allocator() -> _Program:
     home = Path(torch.__file__).parent
-    places = (f"-I{home / 'include'}", str(ALLOCATOR), f"-L{home / 'lib'}", "-lc10")
     version = f"-DTORCH={torch.__version__}"  # another version is another program
-    flags = ("-std=gnu++20", "-O2", "-shared", "-fPIC", *places, version)
-    return _Program(name="allocator", files=(ALLOCATOR,), flags=flags)
+    return _Program(
+        name="allocator",
+        files=(ALLOCATOR,),
+        flags=("-std=gnu++20", "-O2", "-shared", "-fPIC", f"-I{home / 'include'}", version),
+        libraries=(f"-L{home / 'lib'}", "-lc10"),
+    )
 
 
 def _loaded(program: _Program) -> ctypes.CDLL:
@@ -224,15 +238,15 @@ def _private(folder: Path) -> Path:
 def _built(compiler: str, folder: Path, program: _Program) -> Path:
     """The shared library in a folder, compiled unless it has been for this source and processor."""
     contents = [path.read_bytes() for path in program.files]
-    identity = (*contents, "\0".join(program.flags).encode(), _processor().encode())
+    given = "\0".join((*program.flags, *program.libraries))
+    identity = (*contents, given.encode(), _processor().encode())
     name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:16]
     target = folder / f"{program.name}-{name}.so"
     if not _whole(target):
         # Several processes may compile at once; each moves a finished file into place.
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / target.name
-            command = [compiler, *program.flags, "-o", str(made)]
-            subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+            _compile(compiler, program, made)
             with made.open("r+b") as file:
                 digest = hashlib.sha256(file.read()).digest()
                 file.write(digest)  # the loader ignores what follows the last section
@@ -241,6 +255,23 @@ def _built(compiler: str, folder: Path, program: _Program) -> Path:
             made.chmod(0o600)
             made.replace(target)
     return target
+
+
+def _compile(compiler: str, program: _Program, made: Path) -> None:
+    """Compile all files of a program at once, one per core, and link them."""
+    call = [compiler, *program.flags]
+    sources = [path for path in program.files if path.suffix == ".cpp"]
+    objects = [str(made.with_name(f"{path.stem}.o")) for path in sources]
+    commands = [
+        [*call, "-c", str(path), "-o", one] for path, one in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(_run, commands))
+    _run([*call, *objects, *program.libraries, "-o", str(made)])
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
 
 
 def _whole(path: Path) -> bool:

@@ -11,13 +11,12 @@ from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Int64
+from jaxtyping import Float, Float32, Int, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
 from groupwise.errors import warn
 from groupwise.kernels.build import real_tensors, takes, takes_fake_tensors
-from groupwise.kernels.flex import reason
 from groupwise.kernels.interface import DecodeRows, GroupCache, LayerCache, Norm
 from groupwise.kernels.reference import Reference
 
@@ -36,10 +35,10 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Largest relative error, in norm, that a trial accepts for a dtype."""
 
 
-class _Nothing:
+class Nothing:
     """Replaces the kernels inside `shapes_only`."""
 
-    def __getattr__(self, name: str) -> _Nothing:
+    def __getattr__(self, name: str) -> Nothing:
         return self
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
@@ -49,7 +48,7 @@ class _Nothing:
 def _kernels() -> Any:
     """The kernels, each to be called with its grid."""
     if takes_fake_tensors():
-        return _Nothing()
+        return Nothing()
     from groupwise.kernels import triton_kernels
 
     return triton_kernels
@@ -89,6 +88,11 @@ def _works(device: torch.device, kind: torch.dtype) -> bool:
     return found is None
 
 
+def reason(error: Exception) -> str:
+    """Type and first line of what a kernel raised."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+
 def warn_unused(device: torch.device, why: str) -> None:
     """Warn that the kernels are not used, and why."""
     warn(f"Triton's kernels are not used on {device} ({why}); steps take more time and memory.")
@@ -124,6 +128,7 @@ def _gaps(device: torch.device, kind: torch.dtype) -> Iterator[float]:
     below, reached = exact.exp().cumsum(-1), tokens[:, None]
     edge = (below.gather(1, reached)[:, 0] - uniform).clamp(max=0).abs().max().item()
     yield edge + _gap(logp, exact.gather(1, reached)[:, 0])
+    yield from _log_softmax_gaps(logits)
     x, added, weight = some(5, 96), some(5, 96), some(96)
     total, normed = add_norm(x, added, Norm(weight=weight, eps=1e-6))
     yield _gap(normed, rms_norm(x + added, weight, 1e-6))
@@ -145,6 +150,24 @@ def _gaps(device: torch.device, kind: torch.dtype) -> Iterator[float]:
     yield _gap(query, wanted)
 
 
+def _log_softmax_gaps(logits: Tensor) -> Iterator[float]:
+    wide, target = logits.double(), torch.tensor([7, 0, 4999], device=logits.device)
+    grad, d_h = wide[:, 0], wide[:, 1]
+    logp, h, norm = selective_log_softmax(logits, target, temperature=0.8, entropy=True)
+    exact, of_h, _ = Reference().selective_log_softmax(wide, target, temperature=0.8, entropy=True)
+    yield _gap(logp, exact)
+    if h is not None and of_h is not None:
+        yield _gap(h, of_h)
+        how = {"temperature": 0.8, "norm": norm}
+        Reference().selective_log_softmax_backward_(
+            wide, target, grad, temperature=0.8, entropy=(of_h, d_h), norm=None
+        )
+        selective_log_softmax_backward_(
+            logits, target, grad.float(), entropy=(h, d_h.float()), **how
+        )
+    yield _gap(logits, wide)
+
+
 def _gap(found: Tensor, wanted: Tensor) -> float:
     exact = wanted.detach().double()
     return ((found.detach().double() - exact).norm() / exact.norm()).item()
@@ -156,7 +179,7 @@ def rms_norm(
     """x · weight / √(mean(x²) + ε) over the last dimension. Records no gradient."""
     x, size = x.contiguous(), len(weight)
     out, rows = torch.empty_like(x), x.numel() // size
-    _kernels().rms_norm[rows,](x, weight, out, size, eps, SIZE=_power(size))
+    _kernels().rms_norm[rows,](x, weight, out, size, eps, SIZE=power(size))
     return out
 
 
@@ -172,7 +195,7 @@ def rms_norm_backward(
     programs = min(rows, PARTS)
     d_weight = x.new_empty(programs, size, dtype=torch.float32)
     _kernels().rms_norm_backward[programs,](
-        x, weight, grad, dx, d_weight, rows, size, eps, SIZE=_power(size)
+        x, weight, grad, dx, d_weight, rows, size, eps, SIZE=power(size)
     )
     return dx, d_weight.sum(0).to(weight.dtype)
 
@@ -183,7 +206,7 @@ def add_norm(
     """x + added, and its `rms_norm`."""
     total, out, size = torch.empty_like(x), torch.empty_like(x), x.shape[1]
     _kernels().add_norm[len(x),](
-        x, added, norm.weight, total, out, size, norm.eps, SIZE=_power(size)
+        x, added, norm.weight, total, out, size, norm.eps, SIZE=power(size)
     )
     return total, out
 
@@ -203,7 +226,7 @@ def rotate(
     """
     (rows, heads, dim), key_heads = query.shape, key.shape[1]
     _kernels().rotate[rows, heads + key_heads](
-        query, key, *rotation, positions, heads, key_heads, HALF=dim // 2, SIZE=_power(dim // 2)
+        query, key, *rotation, positions, heads, key_heads, HALF=dim // 2, SIZE=power(dim // 2)
     )
 
 
@@ -251,7 +274,7 @@ def decode_attention(
     valid while completions grow.
     """
     (count, heads, dim), key_heads = query.shape, key.shape[1]
-    out, size = query.new_empty(count, heads, dim), max(16, _power(dim))
+    out, size = query.new_empty(count, heads, dim), max(16, power(dim))
     query, key, value = (x if x.stride(2) == 1 else x.contiguous() for x in (query, key, value))
     strides = (stride for x in (query, key, value) for stride in x.stride()[:2])
     _kernels().decode_attention[count, key_heads](
@@ -259,7 +282,7 @@ def decode_attention(
         rows.slot, rows.sample, rows.time, rows.cache.prompt_length, *strides,
         heads // key_heads, rows.cache.group, layer.prompt_key.shape[2], layer.suffix_key.shape[3],
         LONGEST if window is None else window, scaling, softcap or 1.0,
-        dim=dim, HEADS=max(16, _power(heads // key_heads)), DIM=size,
+        dim=dim, HEADS=max(16, power(heads // key_heads)), DIM=size,
         KEYS=max(16, min(KEYS, KEY_BYTES // (size * query.itemsize))),
         CAPPED=softcap is not None, PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
     )  # fmt: skip
@@ -281,11 +304,56 @@ def draw(
     kernels.sum_blocks[rows, blocks](logits, largest, sums, vocab, temperature, SIZE=VOCABULARY)
     kernels.draw[rows,](
         logits, uniform.contiguous(), largest, sums, tokens, logp, vocab, temperature, blocks,
-        SIZE=VOCABULARY, BLOCKS=_power(blocks),
+        SIZE=VOCABULARY, BLOCKS=power(blocks),
     )  # fmt: skip
     return tokens, logp
 
 
-def _power(size: int) -> int:
+def can_use_log_softmax(logits: Tensor) -> bool:
+    """Whether the kernels of log-probabilities take these logits: contiguous rows on a GPU."""
+    return logits.dim() == 2 and logits.is_contiguous() and can_use_gpu(logits)
+
+
+def selective_log_softmax(
+    logits: Float[Tensor, "rows vocab"],
+    target: Int64[Tensor, "rows"],
+    *,
+    temperature: float,
+    entropy: bool,
+) -> tuple[Float32[Tensor, "rows"], Float32[Tensor, "rows"] | None, Float32[Tensor, "rows 2"]]:
+    """log softmax(logits / temperature) at the targets, the entropy, and the largest logit and
+    Σ e^((z − largest) / temperature) of every row. Records no gradient."""
+    rows, vocab = logits.shape
+    logp, h = logits.new_empty(2, rows, dtype=torch.float32)
+    norm = logp.new_empty(rows, 2)
+    _kernels().log_softmax[rows,](
+        logits, target.contiguous(), logp, h, norm, vocab, temperature,
+        ENTROPY=entropy, SIZE=VOCABULARY, num_warps=8,
+    )  # fmt: skip
+    return logp, h if entropy else None, norm
+
+
+def selective_log_softmax_backward_(
+    logits: Float[Tensor, "rows vocab"],
+    target: Int64[Tensor, "rows"],
+    grad: Float[Tensor, "rows"],
+    *,
+    temperature: float,
+    entropy: tuple[Float[Tensor, "rows"], Float[Tensor, "rows"]] | None,
+    norm: Float32[Tensor, "rows 2"] | None,
+) -> None:
+    """Overwrite logits with their gradient, computed in float32 and rounded once."""
+    if norm is None:
+        norm = selective_log_softmax(logits, target, temperature=temperature, entropy=False)[2]
+    rows, vocab = logits.shape
+    h, d_h = (grad, grad) if entropy is None else entropy
+    given = (x.contiguous() for x in (target, grad, h, d_h, norm))
+    _kernels().log_softmax_backward[rows, -(-vocab // VOCABULARY)](
+        logits, *given, vocab, temperature,
+        ENTROPY=entropy is not None, SIZE=VOCABULARY, num_warps=8,
+    )  # fmt: skip
+
+
+def power(size: int) -> int:
     """The smallest power of two that is no less."""
     return 1 << (size - 1).bit_length()

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from groupwise.errors import warn
-from groupwise.kernels.flex import reason
+from groupwise.kernels.gpu import reason
 from groupwise.kernels.interface import DecodeRows
 
 Hidden = Callable[[Tensor, Tensor, Any], Tensor]

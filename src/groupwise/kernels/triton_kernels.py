@@ -130,7 +130,7 @@ def swiglu_backward(gate, up, grad, d_gate, d_up, count, SIZE: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def _capped(scores, softcap, CAPPED: tl.constexpr):
+def capped(scores, softcap, CAPPED: tl.constexpr):
     """softcap · tanh(scores / softcap)"""
     if CAPPED:
         scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)
@@ -153,7 +153,7 @@ def _attended(
         at, mask = place[:, None] * dim + of_dim[None, :], there[:, None] & inside_dim[None, :]
         key = tl.load(keys + at, mask=mask, other=0)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scaling
-        scores = tl.where(there[None, :], _capped(scores, softcap, CAPPED), float("-inf"))
+        scores = tl.where(there[None, :], capped(scores, softcap, CAPPED), float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         weights, shrunk = tl.exp(scores - higher[:, None]), tl.exp(highest - higher)
         value = tl.load(values + at, mask=mask, other=0)
@@ -200,7 +200,7 @@ def decode_attention(
     )  # fmt: skip
     # The new token itself, which other threads of the program may not have stored yet.
     own = tl.sum(queries.to(tl.float32) * new_key.to(tl.float32)[None, :], 1) * scaling
-    highest = _capped(own, softcap, CAPPED)
+    highest = capped(own, softcap, CAPPED)
     norm = tl.full([HEADS], 1.0, tl.float32)
     total = tl.zeros([HEADS, DIM], tl.float32) + new_value.to(tl.float32)[None, :]
     length = tl.where(last < 0, 0, tl.load(prompt_length + of_slot))
@@ -271,3 +271,57 @@ def draw(
     tl.store(tokens + row, token.to(tl.int64))
     value = tl.load(of_row + token).to(tl.float32) / temperature - highest
     tl.store(logp + row, value - tl.log(total).to(tl.float32))
+
+
+@triton.jit
+@no_type_check
+def log_softmax(
+    logits, target, logp, entropies, norms, vocab, temperature,
+    ENTROPY: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """One row per program, in one pass: sums are those of the largest logit so far."""
+    row = tl.program_id(0).to(tl.int64)
+    of_row = logits + row * vocab
+    highest = tl.max(tl.full([SIZE], float("-inf"), tl.float32), 0)
+    sums, products = tl.zeros([SIZE], tl.float32), tl.zeros([SIZE], tl.float32)
+    for begin in range(0, vocab, SIZE):
+        x = _scaled(of_row, begin + tl.arange(0, SIZE), vocab, temperature)
+        higher = tl.maximum(highest, tl.max(x, 0))
+        base = tl.where(higher == float("-inf"), 0.0, higher)
+        shrunk, p = tl.exp(highest - base), tl.exp(x - base)
+        if ENTROPY:
+            moved = tl.where(highest == float("-inf"), 0.0, highest - base)
+            products = shrunk * (products + moved * sums) + tl.where(p > 0, p * (x - base), 0.0)
+        sums = sums * shrunk + p
+        highest = higher
+    total = tl.sum(sums, 0)
+    own = tl.load(of_row + tl.load(target + row)).to(tl.float32) / temperature
+    tl.store(logp + row, own - highest - tl.log(total))
+    tl.store(norms + 2 * row, highest * temperature)
+    tl.store(norms + 2 * row + 1, total)
+    if ENTROPY:
+        tl.store(entropies + row, tl.log(total) - tl.sum(products, 0) / total)
+
+
+@triton.jit
+@no_type_check
+def log_softmax_backward(
+    logits, target, grad, entropy, d_entropy, norms, vocab, temperature,
+    ENTROPY: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    """One block of one row per program, in place."""
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    x = _scaled(logits + row * vocab, place, vocab, temperature)
+    x = x - tl.load(norms + 2 * row) / temperature
+    total = tl.load(norms + 2 * row + 1)
+    p = tl.exp(x) / total
+    given = tl.load(grad + row).to(tl.float32)
+    d = (tl.where(place == tl.load(target + row), 1.0, 0.0) - p) * given
+    if ENTROPY:
+        surprise = tl.where(p > 0, p * (x - tl.log(total)), 0.0)
+        d -= (surprise + p * tl.load(entropy + row)) * tl.load(d_entropy + row)
+    tl.store(
+        logits + row * vocab + place, (d / temperature).to(logits.dtype.element_ty),
+        mask=place < vocab,
+    )  # fmt: skip

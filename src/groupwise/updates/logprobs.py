@@ -92,11 +92,13 @@ class Projection:
         return ([slice(0, kept)] if kept else []) + rest
 
     def products(self, rows: slice, *, least: int = 0) -> list[slice]:
-        """Rows multiplied at once, of those that are not kept: on a CPU, twice as many of 16 bits,
-        since only pieces of a chunk are copied to float32."""
+        """Rows multiplied at once, of those that are not kept: twice as many of 16 bits, since only
+        pieces of a chunk are copied to float32, and four times as many on a card, whose kernel
+        copies none."""
         size = self._size if self.chunk_bytes else max(PRODUCT_ROWS, self._size)
-        on_cpu = self.weight.device.type == "cpu"
-        return _split(rows, max(least, 2 * size if on_cpu and self.logit_bytes == 2 else size))
+        if self.logit_bytes == 2:
+            size *= 2 if self.weight.device.type == "cpu" else 4
+        return _split(rows, max(least, size))
 
     def pieces(self, rows: slice) -> list[slice]:
         """Rows for which everything else is computed at once."""
