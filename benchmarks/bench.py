@@ -5,7 +5,7 @@
 
 A part whose file holds figures of this commit is not measured again, so a run that was interrupted,
 or that its limit of time has ended, goes on where it was. Nothing is measured on a busy machine
-unless --anyway is given. Processors without AVX-512 and those with AMX have folders of their own.
+unless --anyway is given. Zen 4 and processors without AVX-512 or with AMX have folders of their own.
 """
 
 from __future__ import annotations
@@ -90,7 +90,9 @@ def folder() -> Path:
     found, name = HERE / "results", processor()
     if "amx_bf16" in name:
         return found / "with-amx"
-    return found if "avx512f" in name else found / "without-avx512"
+    if "avx512f" not in name:
+        return found / "without-avx512"
+    return found / "zen-4" if "family 25" in name else found
 
 
 def main() -> None:

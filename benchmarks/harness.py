@@ -262,7 +262,8 @@ def hardware() -> dict[str, Any]:
 
 
 def processor() -> str:
-    """The processor's name, and those of its instructions on which figures depend most."""
+    """The processor's name, its family, which tells AMD's apart, and those of its instructions on
+    which figures depend most."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -272,7 +273,8 @@ def processor() -> str:
     wide = [
         flag for flag in ("avx512f", "avx512_bf16", "amx_bf16") if flag in names.get("flags", "")
     ]
-    return " ".join([names.get("model name", "unknown"), *wide])
+    family = [f"family {names['cpu family']}"] if "cpu family" in names else []
+    return " ".join([names.get("model name", "unknown"), *family, *wide])
 
 
 def commit_measured() -> str:

@@ -220,7 +220,12 @@ def test_all_benchmarks_wait_for_an_idle_machine_and_skip_what_is_measured(
         bench.main()
     monkeypatch.setattr(bench, "HERE", tmp_path)
     (part, *_) = bench.PARTS
-    for name, place in (("A avx512f", "results"), ("A", "results/without-avx512")):
+    for name, place in (
+        ("A", "results/without-avx512"),
+        ("A family 25 avx512f", "results/zen-4"),
+        ("A family 6 avx512f amx_bf16", "results/with-amx"),
+        ("A family 26 avx512f", "results"),
+    ):
         monkeypatch.setattr(bench, "processor", lambda name=name: name)
         assert part.file.parent == tmp_path / place
     part.file.parent.mkdir(parents=True)

@@ -25,6 +25,7 @@ from interpreted_gpu import (
     layer_gaps,
     log_softmax_gaps,
     tree_gaps,
+    trial_gaps,
 )  # fmt: skip
 from own_process import printed
 
@@ -53,7 +54,7 @@ def test_an_engine_with_kernels_and_graphs_writes_the_same(
 
 @pytest.mark.parametrize("kind", EXACT, ids=str)
 def test_kernels_compute_what_pytorch_does(kind: torch.dtype, interpreted: dict[str, Any]) -> None:
-    for what in ("attention", "layers", "trees", "log-probabilities"):
+    for what in ("trials", "attention", "layers", "trees", "log-probabilities"):
         for name, gap in interpreted[what][str(kind)].items():
             assert gap <= EXACT[kind], (what, name)
 
@@ -96,7 +97,7 @@ def test_rows_that_are_missing_in_a_graph_are_none() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", TOLERANCE, ids=str)
 def test_kernels_of_a_card_compute_what_pytorch_does(kind: torch.dtype) -> None:
-    measures = (attention_gaps, layer_gaps, tree_gaps, log_softmax_gaps)
+    measures = (trial_gaps, attention_gaps, layer_gaps, tree_gaps, log_softmax_gaps)
     found = {k: v for measure in measures for k, v in measure("cuda", kind).items()}
     assert {name: gap for name, gap in found.items() if not gap <= TOLERANCE[kind]} == {}
 

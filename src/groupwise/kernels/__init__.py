@@ -1,5 +1,5 @@
-"""Compute kernels behind one protocol, `Backend`: C++ and oneDNN on a CPU; Triton, CUDA graphs and
-FlexAttention on a GPU.
+"""Compute kernels behind one protocol, `Backend`: C++ and oneDNN on a CPU, Triton and CUDA graphs
+on a GPU.
 
 `reference.py` defines every operation in PyTorch. Everything else is optional: without the line
 that imports `auto`, its modules and `cpp/` can be deleted, and PyTorch computes.

@@ -1,8 +1,8 @@
 """Attention of packed groups on a GPU, forward and backward, in Triton (`triton_attention.py`).
 
 As on a CPU, spans of tokens are attended to in place: prompts are not copied, and steps of which
-the mask leaves nothing are not computed. FlexAttention, which takes any mask, needs two and a half
-times as long, and most of a minute to compile.
+the mask leaves nothing are not computed. PyTorch's FlexAttention, which takes any mask, needs seven
+times as long, and 39 s to compile.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from groupwise.kernels.reference import attention
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """Of a program: tokens of its block, tokens of a step, warps, and steps that are loaded ahead."""
+    """Of a program: tokens of its block and of a step, warps, and steps that are loaded ahead."""
 
     block: int
     step: int
@@ -33,15 +33,18 @@ class Sizes:
 
 
 def _sizes(kind: torch.dtype, dim: int) -> tuple[Sizes, Sizes]:
-    """Those of the forward and of the backward pass. Compiled for an H100, they leave next to
-    nothing in memory that belongs in registers; their shared memory is less than 99 KiB, which all
-    cards since 2020 have."""
+    """Those of the forward and of the backward pass: of heads of up to 64 numbers in 16 bits by
+    measurement on an H200; of others so that registers suffice, nearly. They need less than 99 KiB
+    of shared memory, which all cards since 2020 have."""
     if kind == torch.float32:
         forward = Sizes(block=32, step=32 if dim <= 64 else 16, warps=4, stages=1)
         return forward, replace(forward, block=forward.step)
+    if dim <= 64:
+        forward = Sizes(block=64, step=64, warps=4, stages=3)
+        return forward, replace(forward, stages=2)
     if dim <= 128:
         forward = Sizes(block=128, step=64, warps=8, stages=2)
-        return forward, replace(forward, step=64 if dim <= 64 else 32)
+        return forward, replace(forward, step=32)
     forward = Sizes(block=64, step=32, warps=4, stages=2)
     return forward, replace(forward, block=32)
 
@@ -55,14 +58,13 @@ class Blocks:
         of_block: span of every block, and its first token inside the span. Behind the last block
             are some whose span does not exist: their number is not known without waiting for the
             GPU.
-        order: spans by owner.
-        branches: where the branches of every span begin and end in `order`.
+        branches: the spans, ordered by owner; and where in this list the branches of every span
+            begin and end.
     """
 
     spans: Int32[Tensor, "3 spans"]
     of_block: Int32[Tensor, "2 blocks"]
-    order: Int32[Tensor, "spans"]
-    branches: Int32[Tensor, "2 spans"]
+    branches: Int32[Tensor, "3 spans"]
 
 
 def blocks_of(spans: Int[Tensor, "3 spans"], *, tokens: int, size: int) -> Blocks:
@@ -73,20 +75,18 @@ def blocks_of(spans: Int[Tensor, "3 spans"], *, tokens: int, size: int) -> Block
         tokens: of all spans together.
     """
     _, length, owner = spans
-    count = spans.shape[1]
-    ends = ((length + size - 1) // size).cumsum(0)
-    place = torch.arange(tokens // size + count, device=spans.device)  # at most
+    each = torch.arange(spans.shape[1], device=spans.device)
+    counts = (length + size - 1) // size
+    ends = counts.cumsum(0)
+    place = torch.arange(tokens // size + len(each), device=spans.device)  # at most
     span = torch.searchsorted(ends, place, right=True)
-    before = torch.cat([torch.zeros_like(ends), ends])[count - 1 : -1]
-    first = (place - before[span.clamp(max=count - 1)]) * size
-    sorted_, order = owner.sort(stable=True)
-    each = torch.arange(count, device=spans.device)
-    ranges = [torch.searchsorted(sorted_, each, right=right) for right in (False, True)]
+    first = (place - (ends - counts)[span.clamp(max=len(each) - 1)]) * size
+    by_owner, order = owner.sort(stable=True)
+    ranges = [torch.searchsorted(by_owner, each, right=right) for right in (False, True)]
     return Blocks(
         spans=spans.int().contiguous(),
         of_block=torch.stack([span, first]).int(),
-        order=order.int(),
-        branches=torch.stack(ranges).int(),
+        branches=torch.stack([order, *ranges]).int(),
     )
 
 
@@ -117,7 +117,7 @@ def gpu_tree_attention(
     key: Float[Tensor, "tokens key_heads dim"],
     value: Float[Tensor, "tokens key_heads dim"],
     spans: Int[Tensor, "3 spans"],
-    blocks: dict[int | None, Any],
+    blocks: dict[int, Blocks],
     *,
     scaling: float,
     window: int | None,
@@ -200,10 +200,10 @@ def _launch(
 ) -> None:
     query, key, value = tensors[:3]
     tokens, heads, dim = query.shape
-    listed = [blocks.order, blocks.branches] if name == "key_gradient" else []
+    listed = [blocks.branches] if name == "key_gradient" else []
     strides = (stride for x in (query, key, value) for stride in x.stride()[:2])
     getattr(_kernels(), name)[blocks.of_block.shape[1], heads](
-        *tensors, blocks.of_block, *blocks.spans, *listed, blocks.spans.shape[1], tokens,
+        *tensors, blocks.of_block, blocks.spans, *listed, blocks.spans.shape[1], tokens,
         *strides, heads // key.shape[1], LONGEST if window is None else window, scaling,
         softcap or 1.0,
         dim=dim, DIM=max(16, power(dim)), BLOCK=sizes.block, STEP=sizes.step,
@@ -275,7 +275,7 @@ def _gap(
         [exact, *torch.autograd.grad(exact, wide, grad.double())],
         strict=True,
     )
-    return max(((a.double() - b).norm() / b.norm()).item() for a, b in pairs)
+    return torch.stack([(a.double() - b).norm() / b.norm() for a, b in pairs]).max().item()
 
 
 def _mask(spans: Tensor, window: int | None) -> Tensor:

@@ -37,7 +37,8 @@ class Tree:
             longest prompt and branches × longest branch (0 in padding).
         prompt_length, owner: of each prompt; the prompt of each branch.
         inverse: for each packed position its cell in [prompt cells, branch cells].
-        masks, blocks: what a backend has derived from the layout, by window width.
+        masks: what a backend has derived from the layout, by window width.
+        blocks: the same, by tokens of a block.
     """
 
     spans: Int[Tensor, "3 spans"]
@@ -47,7 +48,7 @@ class Tree:
     owner: Int[Tensor, "branch"]
     inverse: Int[Tensor, "packed"]
     masks: dict[int | None, tuple[Tensor | None, Tensor]] = field(default_factory=dict)
-    blocks: dict[int | None, Any] = field(default_factory=dict)
+    blocks: dict[int, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)

@@ -83,24 +83,28 @@ def _attend(
 
 @triton.jit
 @no_type_check
-def _span(of_block, begin, length, owner):
-    """Of a block: its span, first token inside it, and the span's begin and length; then begin and
-    length of the span's prompt."""
+def _extent(layout, spans, span):
+    """First token and length of a span."""
+    return tl.load(layout + span).to(tl.int64), tl.load(layout + spans + span)
+
+
+@triton.jit
+@no_type_check
+def _place(of_block, layout, spans):
+    """Of a block: its span, its first token inside the span, first token and length of the span,
+    and of the span's prompt."""
     block, blocks = tl.program_id(0), tl.num_programs(0)
     span, first = tl.load(of_block + block), tl.load(of_block + blocks + block)
-    prompt = tl.load(owner + span)
-    known = tl.maximum(prompt, 0)
-    before = tl.where(prompt < 0, 0, tl.load(length + known))
-    return (
-        span, first, tl.load(begin + span).to(tl.int64), tl.load(length + span),
-        tl.load(begin + known).to(tl.int64), before,
-    )  # fmt: skip
+    start, size = _extent(layout, spans, span)
+    owner = tl.load(layout + 2 * spans + span)
+    prompt_start, prompt = _extent(layout, spans, tl.maximum(owner, 0))
+    return span, first, start, size, prompt_start, tl.where(owner < 0, 0, prompt)
 
 
 @triton.jit(do_not_specialize=VARYING)
 @no_type_check
 def forward(
-    query, key, value, out, norms, of_block, begin, length, owner, spans, tokens,
+    query, key, value, out, norms, of_block, layout, spans, tokens,
     query_row, query_head, key_row, key_head, value_row, value_head,
     repeats, window, scaling, softcap,
     dim: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
@@ -109,7 +113,7 @@ def forward(
     """One block of queries and one head per program."""
     head, heads = tl.program_id(1), tl.num_programs(1)
     if tl.load(of_block + tl.program_id(0)) < spans:
-        _, first, start, size, prompt_start, prompt = _span(of_block, begin, length, owner)
+        _, first, start, size, prompt_start, prompt = _place(of_block, layout, spans)
         place = first + tl.arange(0, BLOCK)
         position = place + prompt
         queries = _rows(
@@ -197,8 +201,8 @@ def _change_queries(
 @triton.jit(do_not_specialize=VARYING)
 @no_type_check
 def query_gradient(
-    query, key, value, out, grad, d_query, norms, shares, of_block, begin, length, owner, spans,
-    tokens, query_row, query_head, key_row, key_head, value_row, value_head,
+    query, key, value, out, grad, d_query, norms, shares, of_block, layout, spans, tokens,
+    query_row, query_head, key_row, key_head, value_row, value_head,
     repeats, window, scaling, softcap,
     dim: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
@@ -207,7 +211,7 @@ def query_gradient(
     `key_gradient` needs."""
     head, heads = tl.program_id(1), tl.num_programs(1)
     if tl.load(of_block + tl.program_id(0)) < spans:
-        _, first, start, size, prompt_start, prompt = _span(of_block, begin, length, owner)
+        _, first, start, size, prompt_start, prompt = _place(of_block, layout, spans)
         place = first + tl.arange(0, BLOCK)
         position = place + prompt
         at, row = (start * heads + head) * dim, heads * dim
@@ -285,19 +289,18 @@ def _change_keys(
 @triton.jit(do_not_specialize=VARYING)
 @no_type_check
 def key_gradient(
-    query, key, value, grad, d_keys, d_values, norms, shares, of_block, begin, length, owner,
-    order, branches, spans, tokens,
+    query, key, value, grad, d_keys, d_values, norms, shares, of_block, layout, branches,
+    spans, tokens,
     query_row, query_head, key_row, key_head, value_row, value_head,
     repeats, window, scaling, softcap,
     dim: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, STEP: tl.constexpr,
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of keys and one head of queries per program: what this head adds to their
-    gradients. The branches of a prompt are those that `order` lists from branches[0] to
-    branches[1]."""
+    gradients."""
     head, heads = tl.program_id(1), tl.num_programs(1)
     if tl.load(of_block + tl.program_id(0)) < spans:
-        span, first, start, size, _, _ = _span(of_block, begin, length, owner)
+        span, first, start, size, _, _ = _place(of_block, layout, spans)
         place, row = first + tl.arange(0, BLOCK), heads * dim
         of_key = head // repeats
         keys = _rows(
@@ -331,9 +334,9 @@ def key_gradient(
             of_norms + start, of_shares + start, query_row, row, whole, last, size,
             0, place, window, scaling, softcap, dim, DIM, STEP, True, CAPPED, PRECISION,
         )  # fmt: skip
-        for listed in range(tl.load(branches + span), tl.load(branches + spans + span)):
-            branch = tl.load(order + listed)
-            at, count = tl.load(begin + branch).to(tl.int64), tl.load(length + branch)
+        ranges = branches + spans + span
+        for listed in range(tl.load(ranges), tl.load(ranges + spans)):
+            at, count = _extent(layout, spans, tl.load(branches + listed))
             if WINDOWED:
                 full, end = 0, tl.minimum(diagonal + window - 1 - size, count)
             else:
