@@ -5,7 +5,7 @@
 
 A part whose file holds figures of this commit is not measured again, so a run that was interrupted,
 or that its limit of time has ended, goes on where it was. Nothing is measured on a busy machine
-unless --anyway is given. Zen 4 and processors without AVX-512 or with AMX have folders of their own.
+unless --anyway is given. Zen 4 and processors without AVX-512 or with AMX have their own folders.
 """
 
 from __future__ import annotations

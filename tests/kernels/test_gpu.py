@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import interpreted_gpu
-from groupwise.kernels import DecodeRows, GroupCache, Reference, active, using
+from groupwise.kernels import DecodeRows, GroupCache, Reference, Tree, active, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.graphs import DecodingGraphs
 from groupwise.rollouts import GroupEngine
@@ -22,12 +22,14 @@ from interpreted_gpu import (
     completions,
     differences,
     draws,
+    far_gaps,
     layer_gaps,
     log_softmax_gaps,
     tree_gaps,
     trial_gaps,
 )  # fmt: skip
 from own_process import printed
+from trees import laid_out, tensors
 
 NOT_FUSED = {"gemma2"}
 TOLERANCE = {**EXACT, torch.bfloat16: 1e-2}
@@ -50,6 +52,15 @@ def test_an_engine_with_kernels_and_graphs_writes_the_same(
     assert found["same"] and found["gap"] < 1e-5
     assert found["lengths"] > 1 and found["fused"] is (case not in NOT_FUSED)
     assert 0 < found["graphs"] < 4 and found["replays"] >= 6
+
+
+@pytest.mark.parametrize("kind", EXACT, ids=str)
+def test_scores_far_below_zero_have_gradients(
+    kind: torch.dtype, interpreted: dict[str, Any]
+) -> None:
+    """A score of 200 is rounded to 1e-5, or in 16 bits the weights are to 1e-3."""
+    gaps = interpreted["far"][str(kind)].values()
+    assert all(gap <= 5e-3 for gap in gaps)
 
 
 @pytest.mark.parametrize("kind", EXACT, ids=str)
@@ -99,6 +110,7 @@ def test_rows_that_are_missing_in_a_graph_are_none() -> None:
 def test_kernels_of_a_card_compute_what_pytorch_does(kind: torch.dtype) -> None:
     measures = (trial_gaps, attention_gaps, layer_gaps, tree_gaps, log_softmax_gaps)
     found = {k: v for measure in measures for k, v in measure("cuda", kind).items()}
+    assert all(gap <= 2e-2 for gap in far_gaps("cuda", kind).values())
     assert {name: gap for name, gap in found.items() if not gap <= TOLERANCE[kind]} == {}
 
 
@@ -143,3 +155,35 @@ def test_layers_of_an_update_on_a_card_have_the_gradients_of_transformers(
     for name, wanted in gradients[0].items():
         gap = (gradients[1][name] - wanted).norm() / wanted.norm()
         assert gap <= (1e-4 if kind == torch.float32 else 5e-2), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("softcap", [None, 2.0])
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("key_heads", [2, 4])
+@pytest.mark.parametrize("kind", TOLERANCE, ids=str)
+def test_updates_on_a_card_attend_by_the_kernel(
+    kind: torch.dtype, key_heads: int, window: int | None, softcap: float | None
+) -> None:
+    spans = laid_out([(20, [9, 4]), (7, [])])
+    parts = tensors(4, key_heads, 64, int(spans[1].sum()))[:3]
+    nothing = torch.empty(0, dtype=torch.long, device="cuda")
+    tree = Tree(
+        spans=spans.cuda(), prompt_index=nothing[None], prompt_length=nothing,
+        branch_index=nothing[None], owner=nothing, inverse=nothing,
+    )  # fmt: skip
+    how = {"scaling": 0.3, "window": window, "softcap": softcap}
+    Auto().tree_attention(tree, *(part.to("cuda", kind) for part in parts), **how)
+    assert tree.blocks, "the reference knows no blocks"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16], ids=str)
+def test_a_card_adds_products_of_16_bits_in_float32(kind: torch.dtype) -> None:
+    """As the gradient of a head is summed, chunk by chunk."""
+    grads, states = (torch.randn(70, n, device="cuda").to(kind) for n in (50, 24))
+    total = None
+    for rows in (slice(0, 40), slice(40, 70)):
+        before, total = total, Auto().add_matmul(total, grads[rows].t(), states[rows])
+        assert total.dtype == torch.float32 and (before is None or before is total)
+    torch.testing.assert_close(total, grads.float().t() @ states.float(), rtol=1e-4, atol=1e-3)

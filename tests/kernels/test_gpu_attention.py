@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from groupwise.kernels import gpu_attention
+from groupwise.kernels import Reference, Tree, gpu_attention
+from groupwise.kernels.auto import Auto
 from groupwise.kernels.gpu_attention import blocks_of, can_use_gpu_attention
 from trees import GROUPS, attended, laid_out, tensors
 
@@ -56,7 +57,8 @@ def untried() -> Iterator[None]:
 
 
 def works() -> bool:
-    return gpu_attention._works(torch.device("cpu"), torch.float32, 16, windowed=True, capped=True)
+    how = {"alone": False, "windowed": True, "capped": True}
+    return gpu_attention._works(torch.device("cpu"), torch.float32, 16, **how)
 
 
 def right(
@@ -125,3 +127,28 @@ def test_a_trial_is_not_the_business_of_a_checkpoint_around_it(
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         assert works()
     assert not saved
+
+
+def test_a_kernel_that_fails_after_its_trial_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> Tensor:
+        raise error
+
+    error: Exception = RuntimeError("no kernel for these strides\nand more")
+    monkeypatch.setattr(gpu_attention, "can_use_gpu_attention", lambda *_, **__: True)
+    monkeypatch.setattr(gpu_attention, "gpu_tree_attention", failing)
+    monkeypatch.setattr(Reference, "tree_attention", lambda *given, **_: given[2])
+    spans = laid_out([(20, [9, 4])])
+    query, key, value, _ = tensors(4, 2, 16, int(spans[1].sum()))
+    nothing = torch.empty(0, 0, dtype=torch.long)
+    tree = Tree(
+        spans=spans, prompt_index=nothing, prompt_length=nothing.flatten(),
+        branch_index=nothing, owner=nothing.flatten(), inverse=nothing.flatten(),
+    )  # fmt: skip
+    how: dict[str, Any] = {"scaling": 0.3, "window": None, "softcap": None}
+    backend = Auto(without={"tree_attention"})
+    with pytest.warns(UserWarning, match="not used on cpu .RuntimeError: no kernel for these str"):
+        assert backend.tree_attention(tree, query, key, value, **how) is query
+    assert "triton_attention" not in backend.on and "triton" in backend.on
+    error = torch.OutOfMemoryError("full")
+    with pytest.raises(torch.OutOfMemoryError):
+        Auto(without={"tree_attention"}).tree_attention(tree, query, key, value, **how)

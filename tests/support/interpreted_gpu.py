@@ -220,6 +220,24 @@ def tree_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
     return found
 
 
+def far_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
+    """Relative errors of attention whose scores are far below 0, where what lies beyond the last
+    key has one of 0."""
+    spans = laid_out([(5, [40])])
+    query, key, value, grad = tensors(2, 2, 16, 45)
+    far = (-4.5 * query.abs(), 4.5 * key.abs(), value)
+    wide = [x.to(kind).double().requires_grad_() for x in far]
+    exact = attended(*wide, spans, 1.0, None, None)
+    wanted = torch.autograd.grad(exact, wide, grad.to(kind).double())
+    own = [x.detach().to(device, kind).requires_grad_() for x in wide]
+    made = gpu_attention.gpu_tree_attention(
+        *own, spans.to(device), {}, scaling=1.0, window=None, softcap=None
+    )
+    parts = torch.autograd.grad(made, own, grad.to(device, kind))
+    gaps = (_gap(one.cpu(), two) for one, two in zip(parts, wanted, strict=True))
+    return dict(zip(("far dq", "far dk", "far dv"), gaps, strict=True))
+
+
 def log_softmax_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
     """Relative errors of log-probabilities, entropies and gradients of logits. Most logits of the
     first row are infinitely small."""
@@ -227,6 +245,7 @@ def log_softmax_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
     for vocab in (7, 9000):
         logits = (5 * torch.randn(6, vocab, generator=random)).to(kind)
         logits[0, 3:] = float("-inf")
+        logits[1, :-2] = float("-inf")  # a whole block and more
         target = torch.tensor([0, vocab - 1, 3, 1, 1, 1])
         grad, of_h = torch.randn(2, 6, generator=random)
         for temperature, entropy in ((1.0, False), (0.7, True)):
@@ -257,9 +276,9 @@ def trial_gaps(device: str, kind: torch.dtype) -> dict[str, float]:
     place = torch.device(device)
     with torch.inference_mode():
         found = {f"trial {n}": gap for n, gap in enumerate(gpu._gaps(place, kind))}
-    for window, softcap in ((None, None), (90, 3.0)):
-        gap = gpu_attention._gap(place, kind, 24, window=window, softcap=softcap)
-        found[f"trial of attention, {window}, {softcap}"] = gap
+    for key_heads, window, softcap in ((2, None, None), (4, 90, 3.0)):
+        how = {"key_heads": key_heads, "window": window, "softcap": softcap}
+        found[f"trial of attention, {how}"] = gpu_attention._gap(place, kind, 24, **how)
     return found
 
 
@@ -329,6 +348,7 @@ def main() -> None:
         "layers": {str(kind): layer_gaps("cpu", kind) for kind in EXACT},
         "trials": {str(kind): trial_gaps("cpu", kind) for kind in EXACT},
         "trees": {str(kind): tree_gaps("cpu", kind) for kind in EXACT},
+        "far": {str(kind): far_gaps("cpu", kind) for kind in EXACT},
         "log-probabilities": {str(kind): log_softmax_gaps("cpu", kind) for kind in EXACT},
         "draws": draws("cpu"),
         "models": {case: compared(CASES[case]()) for case in INTERPRETED},

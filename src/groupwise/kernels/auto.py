@@ -34,8 +34,8 @@ CPP = layers.KINDS | {
     "matmul", "low_rank", "draw", "prefill_attention", "tree_attention", "decode_attention",
     "decoder", "gradient_norm", "log_softmax", "split_adamw",
 }  # fmt: skip
-GPU = ("triton", "graphs")
-"""Those for GPUs."""
+GPU = ("triton", "triton_attention", "graphs")
+"""Those for GPUs; attention of updates is a kernel by itself."""
 KERNELS = CPP | {"onednn_layers", *GPU}
 """Names of the kernels, each of which can be turned off."""
 
@@ -81,6 +81,8 @@ class Auto(Reference):
             if total is None and left.dtype != torch.float32:
                 total = left.new_zeros(len(left), right.shape[1], dtype=torch.float32)
             return cpu.matmul(left, right, onto=total)
+        if gpu.can_add_matmul(total, left):
+            return gpu.add_matmul(total, left, right)
         return super().add_matmul(total, left, right)
 
     def low_rank(
@@ -112,7 +114,10 @@ class Auto(Reference):
         if "log_softmax" in self.on and log_softmax.can_use_log_softmax(logits):
             return log_softmax.selective_log_softmax(logits, target, **how)
         if "triton" in self.on and gpu.can_use_log_softmax(logits):
-            return gpu.selective_log_softmax(logits, target, **how)
+            try:
+                return gpu.selective_log_softmax(logits, target, **how)
+            except Exception as error:
+                self._without_triton(error, logits.device)
         return super().selective_log_softmax(logits, target, **how)
 
     def selective_log_softmax_backward_(
@@ -146,13 +151,18 @@ class Auto(Reference):
                 query, key, value, tree.spans,
                 prompts=len(tree.prompt_length), scaling=scaling, window=window,
             )  # fmt: skip
-        if "triton" in self.on and gpu_attention.can_use_gpu_attention(
+        if "triton_attention" in self.on and gpu_attention.can_use_gpu_attention(
             query, key, value, softcap=softcap, window=window
         ):
-            return gpu_attention.gpu_tree_attention(
-                query, key, value, tree.spans, tree.blocks,
-                scaling=scaling, window=window, softcap=softcap,
-            )  # fmt: skip
+            try:
+                return gpu_attention.gpu_tree_attention(
+                    query, key, value, tree.spans, tree.blocks, **how
+                )
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # other strides may compile another kernel than the trial's
+                self.on -= {"triton_attention"}
+                gpu_attention.warn_unused(query.device, reason(error))
         return super().tree_attention(tree, query, key, value, **how)
 
     def decode_attention(

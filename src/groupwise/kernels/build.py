@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from groupwise.errors import warn
 from groupwise.kernels.structures import prepare
+from groupwise.machine import usable_cores
 
 SOURCES = sorted(Path(__file__).with_name("cpp").iterdir())
 FLAGS = (
@@ -265,7 +266,7 @@ def _compile(compiler: str, program: _Program, made: Path) -> None:
     commands = [
         [*call, "-c", str(path), "-o", one] for path, one in zip(sources, objects, strict=True)
     ]
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+    with ThreadPoolExecutor(usable_cores()) as pool:
         list(pool.map(_run, commands))
     _run([*call, *objects, *program.libraries, "-o", str(made)])
 

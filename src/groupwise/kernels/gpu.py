@@ -1,4 +1,5 @@
-"""Decoding steps on a GPU: kernels in Triton (`triton_kernels.py`), for float32 and 16 bits.
+"""Decoding steps, norms, feed-forwards and log-probabilities on a GPU: kernels in Triton
+(`triton_kernels.py`), for float32 and 16 bits.
 
 PyTorch installs Triton with its wheels for GPUs. Where it is missing or fails, PyTorch computes.
 """
@@ -158,6 +159,11 @@ def _log_softmax_gaps(logits: Tensor) -> Iterator[float]:
     how = {"temperature": temperature, "entropy": True}
     logp, h, norm = selective_log_softmax(logits, target, **how)
     wide_logp, wide_h, wide_norm = exact.selective_log_softmax(wide, target, **how)
+    alone, changed = {"temperature": temperature, "entropy": None, "norm": None}, logits.clone()
+    selective_log_softmax_backward_(changed, target, grad.float(), **alone)
+    exactly = wide.clone()
+    exact.selective_log_softmax_backward_(exactly, target, grad, **alone)
+    yield _gap(changed, exactly)
     assert h is not None and wide_h is not None
     yield from map(_gap, (logp, h, norm), (wide_logp, wide_h, wide_norm))
     selective_log_softmax_backward_(
@@ -311,6 +317,28 @@ def draw(
     return tokens, logp
 
 
+def can_add_matmul(total: Tensor | None, left: Tensor) -> bool:
+    """Whether a GPU adds a product of 16 bits to float32 sums. A plan of memory does not: before
+    PyTorch 2.13 it has no shapes of that product."""
+    return (
+        not takes_fake_tensors()
+        and left.is_cuda
+        and left.dtype in (torch.float16, torch.bfloat16)
+        and (total is None or total.dtype == torch.float32)
+    )
+
+
+def add_matmul(
+    total: Float32[Tensor, "rows columns"] | None,
+    left: Float[Tensor, "rows inner"],
+    right: Float[Tensor, "inner columns"],
+) -> Float32[Tensor, "rows columns"]:
+    """total + left · right, in place, without rounding the product to 16 bits."""
+    if total is None:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
+
+
 def can_use_log_softmax(logits: Tensor) -> bool:
     """Whether the kernels of log-probabilities take these logits: contiguous rows on a GPU."""
     return logits.dim() == 2 and logits.is_contiguous() and can_use_gpu(logits)
@@ -326,8 +354,8 @@ def selective_log_softmax(
     """log softmax(logits / temperature) at the targets, the entropy, and the largest logit and
     Σ e^((z − largest) / temperature) of every row. Records no gradient."""
     rows, vocab = logits.shape
-    logp, h = logits.new_empty(2, rows, dtype=torch.float32)
-    norm = logp.new_empty(rows, 2)
+    logp = logits.new_empty(rows, dtype=torch.float32)
+    h, norm = torch.empty_like(logp), logp.new_empty(rows, 2)
     _kernels().log_softmax[rows,](
         logits, target.contiguous(), logp, h, norm, vocab, temperature,
         ENTROPY=entropy, SIZE=VOCABULARY, num_warps=8,

@@ -50,15 +50,10 @@ class Reference:
     def add_matmul(self, total: Tensor | None, left: Tensor, right: Tensor) -> Tensor:
         """total + left · right, in place, in float32 at least; records no gradient.
 
-        On a CPU, products of 16 bits are added in pieces, because PyTorch makes a float32 copy of
-        each.
+        Products of 16 bits are added in pieces, because PyTorch makes a float32 copy of each.
         """
         if total is not None and left.dtype == total.dtype:
             return total.addmm_(left, right)
-        if left.is_cuda and left.dtype in (torch.float16, torch.bfloat16):
-            if total is None:
-                return torch.mm(left, right, out_dtype=torch.float32)
-            return torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
         more, piece = left @ right, max(1, PIECE // right.shape[1])
         if total is None:
             return more.to(torch.promote_types(left.dtype, torch.float32))

@@ -16,7 +16,7 @@ from groupwise.kernels.triton_kernels import capped
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 VARYING = ["spans", "tokens", "window"]
-"""Sizes of a batch, for which nothing is compiled anew."""
+"""Sizes for which nothing is compiled anew."""
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def forward(
     WINDOWED: tl.constexpr, CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One block of queries and one head per program."""
-    head, heads = tl.program_id(1), tl.num_programs(1)
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     if tl.load(of_block + tl.program_id(0)) < spans:
         _, first, start, size, prompt_start, prompt = _place(of_block, layout, spans)
         place = first + tl.arange(0, BLOCK)
@@ -182,16 +182,18 @@ def _change_queries(
     dim: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr, CUT: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the queries after the keys from `first` to `last`; what lies beyond `count`
-    is zero and adds nothing."""
+    """The gradient of the queries after the keys from `first` to `last`."""
     for begin in range(first, last, STEP):
         place = begin + tl.arange(0, STEP)
         key = _rows(keys, place, key_row, count, dim, DIM, CUT)
         value = _rows(values, place, value_row, count, dim, DIM, CUT)
         products = tl.dot(query, tl.trans(key), input_precision=PRECISION)
         given = tl.dot(grad, tl.trans(value), input_precision=PRECISION)
+        distance = position[:, None] - place[None, :]
+        if CUT:  # what lies beyond the last key is no earlier token
+            distance = tl.where((place < count)[None, :], distance, -1)
         _, change = _differences(
-            products, given, norm[:, None], shared[:, None], position[:, None] - place[None, :],
+            products, given, norm[:, None], shared[:, None], distance,
             window, scaling, softcap, CUT, CAPPED,
         )  # fmt: skip
         total = tl.dot(change.to(key.dtype), key, total, input_precision=PRECISION)
@@ -209,7 +211,7 @@ def query_gradient(
 ):  # fmt: skip
     """One block of queries and one head per program; also Σ out · grad of every query, which
     `key_gradient` needs."""
-    head, heads = tl.program_id(1), tl.num_programs(1)
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     if tl.load(of_block + tl.program_id(0)) < spans:
         _, first, start, size, prompt_start, prompt = _place(of_block, layout, spans)
         place = first + tl.arange(0, BLOCK)
@@ -298,7 +300,7 @@ def key_gradient(
 ):  # fmt: skip
     """One block of keys and one head of queries per program: what this head adds to their
     gradients."""
-    head, heads = tl.program_id(1), tl.num_programs(1)
+    head, heads = tl.program_id(1).to(tl.int64), tl.num_programs(1)
     if tl.load(of_block + tl.program_id(0)) < spans:
         span, first, start, size, _, _ = _place(of_block, layout, spans)
         place, row = first + tl.arange(0, BLOCK), heads * dim

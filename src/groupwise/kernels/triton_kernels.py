@@ -1,4 +1,4 @@
-"""Kernels in Triton for decoding steps on a GPU. `gpu.py` calls them and says what they compute.
+"""Kernels in Triton for a GPU. `gpu.py` calls them and says what they compute.
 
 Sums are in float32, and results are rounded where the layers of `transformers` round them. The
 mark `no_type_check` keeps the shape checks of the tests from wrapping what Triton compiles.

@@ -47,8 +47,8 @@ class Projection:
         softcap: if set, logits become softcap · tanh(logits / softcap).
         temperature: of the sampler; logits are divided by it.
         chunk_bytes: size of one float32 buffer of logits besides those kept; up to two and a half
-            exist at one time. None: `chunk_bytes` of the device and the vocabulary, but at least
-            `PRODUCT_ROWS` rows.
+            exist at one time, on a card without kernels up to four and a half. None: `chunk_bytes`
+            of the device and the vocabulary, but at least `PRODUCT_ROWS` rows.
         keep_bytes: size of the buffer of logits kept for the backward pass; those beyond it are
             recomputed. A head that is not trained needs none of them there.
         fp32_logits: compute logits in float32 whatever the type of the factors.
@@ -93,8 +93,8 @@ class Projection:
 
     def products(self, rows: slice, *, least: int = 0) -> list[slice]:
         """Rows multiplied at once, of those that are not kept: twice as many of 16 bits, since only
-        pieces of a chunk are copied to float32, and four times as many on a card, whose kernel
-        copies none."""
+        pieces of a chunk are copied to float32, and four times as many on a card, where nothing is
+        copied with kernels."""
         size = self._size if self.chunk_bytes else max(PRODUCT_ROWS, self._size)
         if self.logit_bytes == 2:
             size *= 2 if self.weight.device.type == "cpu" else 4
