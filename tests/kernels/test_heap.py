@@ -9,15 +9,16 @@ import pytest
 
 from groupwise.kernels.build import allocator
 
-# Five times three buffers of 100 MiB, each written to and freed: 384,000 pages of 4 KiB unless
-# those of the previous round are reused. The first rounds let the heap reach its final size.
+# Five times three buffers of 100 MiB, or of 800 MiB, each written to and freed: 384,000 pages of
+# 4 KiB and more unless those of the previous round are reused. The first rounds let the heap reach
+# its final size.
 SCRIPT = """
 import resource, sys, torch
 from groupwise.kernels import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit(3)
 def use():
-    held = [torch.empty(100 * 2**18).fill_(1.0) for _ in range(3)]
+    held = [torch.empty(int(sys.argv[2]) * 2**18).fill_(1.0) for _ in range(3)]
 for _ in range(4):
     use()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -27,10 +28,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def test_buffers_are_made_of_pages_that_are_there() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, "keep"], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("megabytes", [100, 800])
+def test_buffers_are_made_of_pages_that_are_there(megabytes: int) -> None:
+    command = [sys.executable, "-c", SCRIPT, "keep", str(megabytes)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
     assert int(done.stdout) < 384_000 / 10
