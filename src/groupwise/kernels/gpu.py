@@ -159,11 +159,11 @@ def _log_softmax_gaps(logits: Tensor) -> Iterator[float]:
     how = {"temperature": temperature, "entropy": True}
     logp, h, norm = selective_log_softmax(logits, target, **how)
     wide_logp, wide_h, wide_norm = exact.selective_log_softmax(wide, target, **how)
-    alone, changed = {"temperature": temperature, "entropy": None, "norm": None}, logits.clone()
-    selective_log_softmax_backward_(changed, target, grad.float(), **alone)
-    exactly = wide.clone()
-    exact.selective_log_softmax_backward_(exactly, target, grad, **alone)
-    yield _gap(changed, exactly)
+    plain = {"temperature": temperature, "entropy": None, "norm": None}
+    own, wanted = logits.clone(), wide.clone()
+    selective_log_softmax_backward_(own, target, grad.float(), **plain)
+    exact.selective_log_softmax_backward_(wanted, target, grad, **plain)
+    yield _gap(own, wanted)
     assert h is not None and wide_h is not None
     yield from map(_gap, (logp, h, norm), (wide_logp, wide_h, wide_norm))
     selective_log_softmax_backward_(

@@ -170,11 +170,8 @@ class _TreeAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         # Unpacked once: what checkpointing recomputes can be read a single time.
         query, key, value, out, norms = ctx.saved_tensors
-        grad, d_query, shares = (
-            grads[0].contiguous(),
-            torch.empty_like(out),
-            torch.empty_like(norms),
-        )
+        grad = grads[0].contiguous()
+        d_query, shares = torch.empty_like(out), torch.empty_like(norms)
         given = (query, key, value, out, grad, d_query, norms, shares)
         _launch("query_gradient", given, *ctx.sizes[1], **ctx.how)
         tokens, heads, dim = query.shape
@@ -281,15 +278,15 @@ def _gap(
         torch.randn(tokens, heads, dim, generator=random, device="cpu").to(device, kind)
         for heads in (4, key_heads, key_heads, 4)
     )
-    given = [x.requires_grad_() for x in (query, key, value)]
     how = {"scaling": 0.2, "softcap": softcap}
-    found = gpu_tree_attention(*given, spans.to(device), {}, window=window, **how)
-    wide = [x.detach().double().requires_grad_() for x in given]
+    wide = [x.double().requires_grad_() for x in (query, key, value)]
+    own = [x.requires_grad_() for x in (query, key, value)]
+    found = gpu_tree_attention(query, key, value, spans.to(device), {}, window=window, **how)
     exact = attention(
         *(x.transpose(0, 1)[None] for x in wide), mask=_mask(spans, window).to(device), **how
     )[0].transpose(0, 1)
     pairs = zip(
-        [found, *torch.autograd.grad(found, given, grad)],
+        [found, *torch.autograd.grad(found, own, grad)],
         [exact, *torch.autograd.grad(exact, wide, grad.double())],
         strict=True,
     )

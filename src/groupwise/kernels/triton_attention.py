@@ -288,6 +288,32 @@ def _change_keys(
     return d_key, d_value
 
 
+@triton.jit
+@no_type_check
+def _change_keys_from(
+    key, value, d_key, d_value, queries, grads, norms, shares, query_row, row, first, count,
+    ahead, end, place, window, scaling, softcap,
+    dim: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr, WINDOWED: tl.constexpr,
+    CAPPED: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The same after all queries of a span from `first`, which are later than the keys, up to the
+    last one whose window reaches back to `end`, behind the keys."""
+    if WINDOWED:
+        whole, last = first, tl.minimum(end + window - 1 - ahead, count)
+    else:
+        whole, last = tl.maximum(count // STEP * STEP, first), count
+        d_key, d_value = _change_keys(
+            key, value, d_key, d_value, queries, grads, norms, shares, query_row, row,
+            first, whole, count, ahead, place, window, scaling, softcap,
+            dim, DIM, STEP, False, CAPPED, PRECISION,
+        )  # fmt: skip
+    return _change_keys(
+        key, value, d_key, d_value, queries, grads, norms, shares, query_row, row,
+        whole, last, count, ahead, place, window, scaling, softcap,
+        dim, DIM, STEP, True, CAPPED, PRECISION,
+    )  # fmt: skip
+
+
 @triton.jit(do_not_specialize=VARYING)
 @no_type_check
 def key_gradient(
@@ -315,43 +341,26 @@ def key_gradient(
         d_value = tl.zeros([BLOCK, DIM], tl.float32)
         queries, grads = query + head * query_head, grad + head * dim
         of_norms, of_shares = norms + head * tokens, shares + head * tokens
-        diagonal = first + BLOCK
-        if WINDOWED:
-            whole, last = diagonal, tl.minimum(diagonal + window - 1, size)
-        else:
-            whole, last = tl.maximum(size // STEP * STEP, diagonal), size
-            d_key, d_value = _change_keys(
-                keys, values, d_key, d_value, queries + start * query_row, grads + start * row,
-                of_norms + start, of_shares + start, query_row, row, diagonal, whole, size,
-                0, place, window, scaling, softcap, dim, DIM, STEP, False, CAPPED, PRECISION,
-            )  # fmt: skip
+        end = first + BLOCK
         d_key, d_value = _change_keys(
             keys, values, d_key, d_value, queries + start * query_row, grads + start * row,
-            of_norms + start, of_shares + start, query_row, row, first,
-            tl.minimum(diagonal, size), size,
+            of_norms + start, of_shares + start, query_row, row, first, tl.minimum(end, size), size,
             0, place, window, scaling, softcap, dim, DIM, STEP, True, CAPPED, PRECISION,
         )  # fmt: skip
-        d_key, d_value = _change_keys(
+        d_key, d_value = _change_keys_from(
             keys, values, d_key, d_value, queries + start * query_row, grads + start * row,
-            of_norms + start, of_shares + start, query_row, row, whole, last, size,
-            0, place, window, scaling, softcap, dim, DIM, STEP, True, CAPPED, PRECISION,
+            of_norms + start, of_shares + start, query_row, row, end, size,
+            0, end, place, window, scaling, softcap,
+            dim, DIM, STEP, WINDOWED, CAPPED, PRECISION,
         )  # fmt: skip
         ranges = branches + spans + span
         for listed in range(tl.load(ranges), tl.load(ranges + spans)):
             at, count = _extent(layout, spans, tl.load(branches + listed))
-            if WINDOWED:
-                full, end = 0, tl.minimum(diagonal + window - 1 - size, count)
-            else:
-                full, end = count // STEP * STEP, count
-                d_key, d_value = _change_keys(
-                    keys, values, d_key, d_value, queries + at * query_row, grads + at * row,
-                    of_norms + at, of_shares + at, query_row, row, 0, full, count,
-                    size, place, window, scaling, softcap, dim, DIM, STEP, False, CAPPED, PRECISION,
-                )  # fmt: skip
-            d_key, d_value = _change_keys(
+            d_key, d_value = _change_keys_from(
                 keys, values, d_key, d_value, queries + at * query_row, grads + at * row,
-                of_norms + at, of_shares + at, query_row, row, full, end, count,
-                size, place, window, scaling, softcap, dim, DIM, STEP, True, CAPPED, PRECISION,
+                of_norms + at, of_shares + at, query_row, row, 0, count,
+                size, end, place, window, scaling, softcap,
+                dim, DIM, STEP, WINDOWED, CAPPED, PRECISION,
             )  # fmt: skip
         at = (start * heads + head) * dim
         _store(d_keys + at, place, row, size, d_key * scaling, dim, DIM)
