@@ -93,8 +93,8 @@ def test_what_works_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     ("kernel", "reason"),
     [
         (broken, "no compiler"),
-        (of_no_prompt, "it is off by"),
-        (without_gradient, "it is off by nan"),
+        (of_no_prompt, "results are off by"),
+        (without_gradient, "results are off by nan"),
     ],
 )
 def test_what_does_not_work_is_said_once_and_not_used(

@@ -76,17 +76,23 @@ def can_use_device(device: torch.device, kind: torch.dtype) -> bool:
 def _works(device: torch.device, kind: torch.dtype) -> bool:
     """Whether Triton is there and its kernels give the results of the reference for a dtype; warns
     once where not."""
-    try:
-        with real_tensors(), torch.inference_mode():
-            worst = torch.tensor([*_gaps(device, kind)]).max().item()  # a NaN where there is one
-        found = None if worst <= TOLERANCE[kind] else f"they are off by {worst:.1g}"
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # Triton is missing, or has no compiler
-        found = reason(error)
+    with real_tensors(), torch.inference_mode():
+        found = fault(lambda: torch.tensor([*_gaps(device, kind)]).max().item(), kind)
     if found is not None:
         warn_unused(device, found)
     return found is None
+
+
+def fault(trial: Callable[[], float], kind: torch.dtype) -> str | None:
+    """What is wrong with kernels that a trial uses: their relative error, NaN included, or what
+    they raise; None where nothing is."""
+    try:
+        worst = trial()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # no Triton, no compiler, or too little shared memory
+        return reason(error)
+    return None if worst <= TOLERANCE[kind] else f"results are off by {worst:.1g}"
 
 
 def reason(error: Exception) -> str:

@@ -11,8 +11,8 @@ from groupwise.kernels.interface import active
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 NEVER = -1
-"""Also when more than 2 GiB are free at the end of the heap, which is the largest threshold: steps
-of half a billion parameters took an eighth longer when that memory was given back."""
+"""Turns trimming off. The largest threshold, 2 GiB, does not: half a billion parameters leave more
+than that free at the end of the heap, and steps that gave it back took an eighth longer."""
 
 
 def keep_freed_memory() -> bool:

@@ -296,8 +296,8 @@ def _change_keys_from(
     dim: tl.constexpr, DIM: tl.constexpr, STEP: tl.constexpr, WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The same after all queries of a span from `first`, which are later than the keys, up to the
-    last one whose window reaches back to `end`, behind the keys."""
+    """`_change_keys` for all queries of a span from `first` on, which are later than the keys; with
+    a window, up to the last query that sees a key before `end`."""
     if WINDOWED:
         whole, last = first, tl.minimum(end + window - 1 - ahead, count)
     else:
