@@ -38,7 +38,8 @@ def test_buffers_are_made_of_pages_that_are_there(megabytes: int) -> None:
 
 
 # Two rounds of 64 buffers of 1 MiB, of which every other one is freed and made again. A hole is
-# reused only where a buffer fits that needs as much room as the one before.
+# reused only where a buffer fits that needs as much room as the one before; otherwise the heap
+# grows by about 30 MiB. A small object may take the start of a hole, which costs 1 MiB.
 HOLES = """
 import sys, torch
 from groupwise.kernels import keep_freed_memory, select
@@ -76,7 +77,7 @@ def test_a_buffer_fits_the_hole_of_one_of_its_size_and_a_profile_sees_it() -> No
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
     grown, profiled, failed = done.stdout.split()
-    assert int(grown) <= 1, "MiB"
+    assert int(grown) <= 8, "MiB"
     assert (profiled, failed) == (str(4 * 2**20), "True")
 
 
