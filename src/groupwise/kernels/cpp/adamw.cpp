@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t BLOCK = 1 << 12;  // weights that a thread takes at once
 constexpr int64_t EIGHT = 8;        // floats of the vectors of PyTorch's own kernel
+constexpr int64_t FEW = 1 << 9;     // squares
 
 // A product that is rounded before it is added to something: other roundings are not PyTorch's.
 INLINE Vector apart(Vector product)
@@ -124,20 +125,26 @@ extern "C" {
 void adamw_float32(const AdamW<float> *call) { adamw(*call); }
 void adamw_bfloat16(const AdamW<Narrow> *call) { adamw(*call); }
 
-// The sums of the squares of blocks of `block` numbers.
+// The sums of the squares of blocks of `block` numbers. Float32 adds up FEW of them at most: its
+// rounding grows with their count, the more so the narrower the vectors.
 void square_sums(const Narrow *x, int64_t size, int64_t block, double *sums, int64_t threads)
 {
 #pragma omp parallel for num_threads(threads) if (size > SMALL) schedule(static)
     for (int64_t start = 0; start < size; start += block) {
         const int64_t end = std::min(start + block, size);
-        Vector squares{};
-        int64_t i = start;
-        for (; i + LANES <= end; i += LANES)
-            squares += load(x + i) * load(x + i);
-        float last = 0;
-        for (; i < end; i++)
-            last += wide(x[i]) * wide(x[i]);
-        sums[start / block] = (double)sum(squares) + last;
+        double total = 0;
+        for (int64_t from = start; from < end; from += FEW) {
+            const int64_t to = std::min(from + FEW, end);
+            Vector squares{};
+            int64_t i = from;
+            for (; i + LANES <= to; i += LANES)
+                squares += load(x + i) * load(x + i);
+            float last = 0;
+            for (; i < to; i++)
+                last += wide(x[i]) * wide(x[i]);
+            total += (double)sum(squares) + last;
+        }
+        sums[start / block] = total;
     }
 }
 
