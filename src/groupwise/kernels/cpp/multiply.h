@@ -85,13 +85,6 @@ INLINE void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, co
         strip<1, Term>(rows, left, depth, right + j, right_row, out + j, out_row);
 }
 
-// Rows of a product with a packed weight that are computed at once.
-#ifdef __AMX_BF16__
-constexpr int64_t STEP = 32;
-#else
-constexpr int64_t STEP = TALL;
-#endif
-
 #ifdef __AMX_BF16__
 // Whether the system lets this process use the registers of AMX, which it has to be asked for.
 const bool amx = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
@@ -107,6 +100,7 @@ class Tiles {
     Setting before, now{1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {}};
 
 public:
+    static constexpr int64_t ROWS = 32;
     Tiles() { _tile_storeconfig(&before); }
     ~Tiles()
     {
@@ -116,7 +110,7 @@ public:
         else
             _tile_release();
     }
-    // For `rows` rows, at most STEP.
+    // For `rows` rows, at most ROWS.
     void set(int64_t rows)
     {
         const uint8_t high = std::min<int64_t>(rows, 16), low = std::max<int64_t>(rows - 16, 1);

@@ -15,8 +15,9 @@
 
 namespace {
 
-constexpr int64_t BLOCK = 128;  // rows that stay in the second-level cache
+constexpr int64_t BLOCK = 16 * TALL;  // rows that stay in the second-level cache
 constexpr int64_t PACK = 8 * TALL;  // rows that are packed into it
+constexpr int64_t CHUNK = 64;  // of the depth: so much of a panel stays in the first-level cache
 
 // What the products of a Number multiply: pairs of bfloat16 where the processor has such products, and
 // float32 elsewhere.
@@ -35,10 +36,37 @@ INLINE const float *factors(const Number *from, int64_t size, float *scratch)
     return widened(from, size, scratch);
 }
 
+// Rows of 32 numbers that are read next, brought into the first-level cache.
+INLINE void prefetch(const float *panel, int64_t begin, int64_t end)
+{
+    for (const float *line = panel + begin * PANEL; line < panel + end * PANEL; line += UNIT)
+        __builtin_prefetch(line, 0, 3);
+}
+
+// out[rows, 32] += x · panel[depth, 32], row i of x at x + i · x_row; at most BLOCK rows. Each part of the
+// panel is multiplied with all rows while it is in the first-level cache, and each tile fetches its share
+// of the next part. Sums are in the order of the depth, as without parts.
+template <typename Term = Single>
+INLINE void add_in_parts(const float *x, int64_t x_row, const float *panel, int64_t rows, int64_t depth,
+                         float *out)
+{
+    const int64_t share = (CHUNK * TALL + rows - 1) / rows;
+    for (int64_t k = 0; k < depth; k += CHUNK) {
+        const float *part = panel + k * PANEL, *next = part + CHUNK * PANEL;
+        const int64_t deep = std::min(CHUNK, depth - k);
+        int64_t fetched = 0;
+        for (int64_t row = 0; row < rows; row += TALL, fetched += share) {
+            prefetch(next, fetched, std::min(fetched + share, CHUNK));
+            multiply<Term>(std::min<int64_t>(TALL, rows - row), PANEL, deep, {x + row * x_row + k, x_row, 1},
+                           part, PANEL, out + row * PANEL, PANEL);
+        }
+    }
+}
+
 // out[rows, 32] += x[rows, depth] · weight[depth, 32]
 INLINE void add_product(const float *x, const float *weight, int64_t rows, int64_t depth, float *out)
 {
-    multiply(rows, PANEL, depth, {x, depth, 1}, weight, PANEL, out, PANEL);
+    add_in_parts(x, depth, weight, rows, depth, out);
 }
 
 #ifdef __AVX512BF16__
@@ -51,21 +79,22 @@ INLINE void add_product(const Narrow *x, const Narrow *weight, int64_t rows, int
         add_tiles(x, weight, rows, depth, out);
     }
 #endif
-    const Left pairs{(const float *)(x + done), depth / 2, 1};
-    const float *rest = (const float *)(weight + done * PANEL);
-    multiply<Pair>(rows, PANEL, (depth - done) / 2, pairs, rest, PANEL, out, PANEL);
+    const float *pairs = (const float *)(x + done), *rest = (const float *)(weight + done * PANEL);
+    add_in_parts<Pair>(pairs, depth / 2, rest, rows, (depth - done) / 2, out);
 }
 #endif
 
 // What a thread has to set before it computes products of a Number, for a number of rows.
 template <typename Number>
 struct Ready {
+    static constexpr int64_t ROWS = BLOCK;  // at most
     void set(int64_t) {}
 };
 
 #ifdef __AMX_BF16__
 template <>
 struct Ready<Narrow> {
+    static constexpr int64_t ROWS = Tiles::ROWS;
     std::optional<Tiles> tiles;
     Ready()
     {
@@ -148,13 +177,14 @@ INLINE void add_adapter(const Linear<Number> &l, int64_t panel, const float *inn
                      out + half * UNIT, PANEL);
 }
 
-// Rows of one panel, tile by tile on the stack, with adapter, activation and sum before they are
+// Rows of one panel, block by block on the stack, with adapter, activation and sum before they are
 // stored.
 template <typename Number>
 void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t end,
                   const Factor<Number> *x, const float *inner, Factor<Number> *scratch,
                   Ready<Factor<Number>> &ready)
 {
+    constexpr int64_t STEP = Ready<Factor<Number>>::ROWS;
     const int64_t own = l.gated ? UNIT : PANEL, column = panel * own;
     const int64_t columns = std::min(own, l.columns - column);
     const int64_t size = l.depth * PANEL;
