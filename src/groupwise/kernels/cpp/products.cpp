@@ -36,24 +36,28 @@ INLINE const float *factors(const Number *from, int64_t size, float *scratch)
     return widened(from, size, scratch);
 }
 
-// Rows of 32 numbers that are read next, brought into the first-level cache.
-INLINE void prefetch(const float *panel, int64_t begin, int64_t end)
+// Rows of a panel that are read next, brought into the first-level cache.
+template <typename Number>
+INLINE void prefetch(const Number *panel, int64_t begin, int64_t end)
 {
-    for (const float *line = panel + begin * PANEL; line < panel + end * PANEL; line += UNIT)
+    constexpr int64_t LINE = 64 / sizeof(Number);
+    for (const Number *line = panel + begin * PANEL; line < panel + end * PANEL; line += LINE)
         __builtin_prefetch(line, 0, 3);
 }
 
 // out[rows, 32] += x · panel[depth, 32], row i of x at x + i · x_row; at most BLOCK rows. Each part of the
-// panel is multiplied with all rows while it is in the first-level cache, and each tile fetches its share
-// of the next part. Sums are in the order of the depth, as without parts.
-template <typename Term = Single>
-INLINE void add_in_parts(const float *x, int64_t x_row, const float *panel, int64_t rows, int64_t depth,
+// panel, in float32, is multiplied with all rows while it is in the first-level cache, and each tile fetches
+// its share of the next part. Sums are in the order of the depth, as without parts.
+template <typename Term = Single, typename Number>
+INLINE void add_in_parts(const float *x, int64_t x_row, const Number *panel, int64_t rows, int64_t depth,
                          float *out)
 {
+    alignas(64) float scratch[CHUNK * PANEL];
     const int64_t share = (CHUNK * TALL + rows - 1) / rows;
     for (int64_t k = 0; k < depth; k += CHUNK) {
-        const float *part = panel + k * PANEL, *next = part + CHUNK * PANEL;
         const int64_t deep = std::min(CHUNK, depth - k);
+        const float *part = widened(panel + k * PANEL, deep * PANEL, scratch);
+        const Number *next = panel + (k + CHUNK) * PANEL;
         int64_t fetched = 0;
         for (int64_t row = 0; row < rows; row += TALL, fetched += share) {
             prefetch(next, fetched, std::min(fetched + share, CHUNK));
@@ -64,7 +68,8 @@ INLINE void add_in_parts(const float *x, int64_t x_row, const float *panel, int6
 }
 
 // out[rows, 32] += x[rows, depth] · weight[depth, 32]
-INLINE void add_product(const float *x, const float *weight, int64_t rows, int64_t depth, float *out)
+template <typename Number>
+INLINE void add_product(const float *x, const Number *weight, int64_t rows, int64_t depth, float *out)
 {
     add_in_parts(x, depth, weight, rows, depth, out);
 }
@@ -181,14 +186,12 @@ INLINE void add_adapter(const Linear<Number> &l, int64_t panel, const float *inn
 // stored.
 template <typename Number>
 void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t end,
-                  const Factor<Number> *x, const float *inner, Factor<Number> *scratch,
-                  Ready<Factor<Number>> &ready)
+                  const Factor<Number> *x, const float *inner, Ready<Factor<Number>> &ready)
 {
     constexpr int64_t STEP = Ready<Factor<Number>>::ROWS;
     const int64_t own = l.gated ? UNIT : PANEL, column = panel * own;
     const int64_t columns = std::min(own, l.columns - column);
-    const int64_t size = l.depth * PANEL;
-    const Factor<Number> *weight = factors(l.weight + panel * size, size, scratch);
+    const Number *weight = l.weight + panel * l.depth * PANEL;
     alignas(64) float block[STEP][PANEL];
     for (int64_t row = first; row < end; row += STEP) {
         const int64_t rows = std::min<int64_t>(STEP, end - row);
@@ -234,8 +237,7 @@ int linear(const Linear<Number> &l)
     const auto inner = scratch<float>(parts * of_block);
     const auto sums = scratch<float>(of_block * l.threads);
     const auto copy = scratch<Factor<Number>>(converted * l.rows);
-    const auto weights = scratch<Factor<Number>>(converted * PANEL * l.threads);
-    if (!inner || !sums || !copy || !weights)
+    if (!inner || !sums || !copy)
         return 1;
     // No barrier where nothing is converted, and where there is no adapter.
     const int64_t step = l.a ? BLOCK : std::max<int64_t>(l.rows, 1);
@@ -247,7 +249,6 @@ int linear(const Linear<Number> &l)
                 factors(l.x + i * l.depth, l.depth, copy.get() + i * l.depth);
         }
         const auto *x = factors(l.x, 0, copy.get());  // what is converted already
-        auto *mine = weights.get() + converted * PANEL * omp_get_thread_num();
         float *sum = l.a ? sums.get() + of_block * omp_get_thread_num() : nullptr;
         Ready<Factor<Number>> ready;
         for (int64_t begin = 0; begin < l.rows; begin += step) {
@@ -260,7 +261,7 @@ int linear(const Linear<Number> &l)
 #pragma omp for schedule(static)
             for (int64_t i = 0; i < blocks * panels; i++) {
                 const int64_t first = begin + i / panels * BLOCK;
-                linear_panel(l, i % panels, first, std::min(first + BLOCK, stop), x, sum, mine, ready);
+                linear_panel(l, i % panels, first, std::min(first + BLOCK, stop), x, sum, ready);
             }
         }
     }
