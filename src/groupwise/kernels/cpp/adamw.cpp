@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t BLOCK = 1 << 12;  // weights that a thread takes at once
 constexpr int64_t EIGHT = 8;        // floats of the vectors of PyTorch's own kernel
-constexpr int64_t FEW = 1 << 9;     // squares
+constexpr int64_t FEW = 1 << 9;     // squares whose sum is taken in float32
 
 // A product that is rounded before it is added to something: other roundings are not PyTorch's.
 INLINE Vector apart(Vector product)
