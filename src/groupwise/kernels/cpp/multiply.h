@@ -37,16 +37,35 @@ struct Left {
     int64_t row, step;
 };
 
+// What a tile fetches into the first-level cache while it computes: `step` bytes per k, a power of two.
+// Spread like this, the fetches cost no time; a processor waits when it starts more than a few dozen at once.
+struct Ahead {
+    static constexpr int64_t LINE = 64;
+    const char *from;
+    int64_t step;
+    INLINE void fetch(int64_t k) const
+    {
+        if ((k * step & (LINE - 1)) == 0)
+            for (int64_t i = 0; i < step; i += LINE)
+                __builtin_prefetch(from + k * step + i, 0, 3);
+    }
+};
+
+struct Nothing {
+    INLINE void fetch(int64_t) const {}
+};
+
 // out[ROWS, LANES · VECTORS] += left[ROWS, depth] · right[depth, LANES · VECTORS]
-template <int ROWS, int VECTORS, typename Term>
+template <int ROWS, int VECTORS, typename Term, typename Next>
 INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row, float *out,
-                 int64_t out_row)
+                 int64_t out_row, Next next)
 {
     Vector total[ROWS][VECTORS];
     for (int i = 0; i < ROWS; i++)
         for (int v = 0; v < VECTORS; v++)
             total[i][v] = at(out + i * out_row + v * LANES);
     for (int64_t k = 0; k < depth; k++) {
+        next.fetch(k);
         Vector some[VECTORS];  // in this order, or GCC holds the left factor and runs out of registers
         for (int v = 0; v < VECTORS; v++)
             some[v] = at(right + k * right_row + v * LANES);
@@ -59,30 +78,30 @@ INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row
             at(out + i * out_row + v * LANES) = total[i][v];
 }
 
-template <int VECTORS, typename Term>
+template <int VECTORS, typename Term, typename Next>
 INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, int64_t right_row,
-                  float *out, int64_t out_row)
+                  float *out, int64_t out_row, Next next)
 {
     for (; rows >= TALL; rows -= TALL, left.data += TALL * left.row, out += TALL * out_row)
-        tile<TALL, VECTORS, Term>(left, depth, right, right_row, out, out_row);
+        tile<TALL, VECTORS, Term>(left, depth, right, right_row, out, out_row, next);
     for (; rows >= 4; rows -= 4, left.data += 4 * left.row, out += 4 * out_row)
-        tile<4, VECTORS, Term>(left, depth, right, right_row, out, out_row);
+        tile<4, VECTORS, Term>(left, depth, right, right_row, out, out_row, next);
     for (; rows >= 2; rows -= 2, left.data += 2 * left.row, out += 2 * out_row)
-        tile<2, VECTORS, Term>(left, depth, right, right_row, out, out_row);
+        tile<2, VECTORS, Term>(left, depth, right, right_row, out, out_row, next);
     if (rows)
-        tile<1, VECTORS, Term>(left, depth, right, right_row, out, out_row);
+        tile<1, VECTORS, Term>(left, depth, right, right_row, out, out_row, next);
 }
 
 // out[rows, columns] += left[rows, depth] · right[depth, columns]; columns a multiple of LANES
-template <typename Term = Single>
+template <typename Term = Single, typename Next = Nothing>
 INLINE void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const float *right,
-                     int64_t right_row, float *out, int64_t out_row)
+                     int64_t right_row, float *out, int64_t out_row, Next next = {})
 {
     int64_t j = 0;
     for (; j + 2 * LANES <= columns; j += 2 * LANES)
-        strip<2, Term>(rows, left, depth, right + j, right_row, out + j, out_row);
+        strip<2, Term>(rows, left, depth, right + j, right_row, out + j, out_row, next);
     if (j < columns)
-        strip<1, Term>(rows, left, depth, right + j, right_row, out + j, out_row);
+        strip<1, Term>(rows, left, depth, right + j, right_row, out + j, out_row, next);
 }
 
 #ifdef __AMX_BF16__

@@ -36,15 +36,6 @@ INLINE const float *factors(const Number *from, int64_t size, float *scratch)
     return widened(from, size, scratch);
 }
 
-// Rows of a panel that are read next, brought into the first-level cache.
-template <typename Number>
-INLINE void prefetch(const Number *panel, int64_t begin, int64_t end)
-{
-    constexpr int64_t LINE = 64 / sizeof(Number);
-    for (const Number *line = panel + begin * PANEL; line < panel + end * PANEL; line += LINE)
-        __builtin_prefetch(line, 0, 3);
-}
-
 // out[rows, 32] += x · panel[depth, 32], row i of x at x + i · x_row; at most BLOCK rows. Each part of the
 // panel, in float32, is multiplied with all rows while it is in the first-level cache, and each tile fetches
 // its share of the next part. Sums are in the order of the depth, as without parts.
@@ -52,18 +43,19 @@ template <typename Term = Single, typename Number>
 INLINE void add_in_parts(const float *x, int64_t x_row, const Number *panel, int64_t rows, int64_t depth,
                          float *out)
 {
+    constexpr int64_t ROW = PANEL * sizeof(Number);  // bytes of the panel
     alignas(64) float scratch[CHUNK * PANEL];
-    const int64_t share = (CHUNK * TALL + rows - 1) / rows;
+    const int64_t tiles = (rows + TALL - 1) / TALL;
+    int64_t share = ROW;  // of a tile, per number of the depth
+    while (share / 2 * tiles >= ROW)
+        share /= 2;
     for (int64_t k = 0; k < depth; k += CHUNK) {
         const int64_t deep = std::min(CHUNK, depth - k);
         const float *part = widened(panel + k * PANEL, deep * PANEL, scratch);
-        const Number *next = panel + (k + CHUNK) * PANEL;
-        int64_t fetched = 0;
-        for (int64_t row = 0; row < rows; row += TALL, fetched += share) {
-            prefetch(next, fetched, std::min(fetched + share, CHUNK));
+        Ahead next{(const char *)(panel + (k + CHUNK) * PANEL), share};
+        for (int64_t row = 0; row < rows; row += TALL, next.from += CHUNK * share)
             multiply<Term>(std::min<int64_t>(TALL, rows - row), PANEL, deep, {x + row * x_row + k, x_row, 1},
-                           part, PANEL, out + row * PANEL, PANEL);
-        }
+                           part, PANEL, out + row * PANEL, PANEL, next);
     }
 }
 
