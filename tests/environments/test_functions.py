@@ -126,7 +126,7 @@ def test_a_function_that_ends_its_process_is_a_failed_call(
     start = time.monotonic()
     found = asked(deadly, how=how)
     assert (found.status, found.text) == (status, said)
-    assert time.monotonic() - start < 15, "the limit is 1 s"
+    assert time.monotonic() - start < 50, "the limit is 1 s, and what hangs does so for 60"
     alive = asked(deadly, how="not at all")
     assert alive.status is Status.OK and f"process {os.getpid()}" not in alive.text
 

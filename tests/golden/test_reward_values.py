@@ -210,7 +210,7 @@ def test_language_consistency() -> None:
     start = time.perf_counter()
     for opening in ("\\[", "\\(", "$$", "```", "`", "$"):
         language_consistency((opening + " a\n") * 30_000)
-    assert time.perf_counter() - start < 3.0  # one search to the end for each takes a minute
+    assert time.perf_counter() - start < 20  # one search to the end for each takes a minute
     assert language_consistency("12 $x$", empty=1.0) == 1.0
     with pytest.raises(UsageError, match="klingon"):
         language_consistency("a", language="klingon")

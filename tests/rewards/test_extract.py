@@ -283,4 +283,4 @@ def test_extraction_takes_time_in_proportion_to_the_text(piece: str) -> None:
     start = time.perf_counter()
     for style in ("auto", "last_number", "choice"):
         extract_answer(piece * (20_000 // len(piece)), style=style)
-    assert time.perf_counter() - start < 2.0  # quadratic patterns take half a minute
+    assert time.perf_counter() - start < 10  # quadratic patterns take half a minute

@@ -321,7 +321,7 @@ def test_hostile_answers_are_wrong_soon_and_never_run(text: str, tmp_path) -> No
         assert math_equal(gold, text.format(mark=mark)) is False
     math_equal(text.format(mark=mark), "5")
     assert not mark.exists()
-    assert time.perf_counter() - start < 2.0  # milliseconds each; a bomb would take for ever
+    assert time.perf_counter() - start < 10  # milliseconds each; a bomb would take for ever
 
 
 @settings(max_examples=300, deadline=None)
