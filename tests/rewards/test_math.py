@@ -268,6 +268,9 @@ DIFFERENT = [
     ("1e400", "1e401"),
     ("x", "y"),
     ("2", "2^{10}"),
+    ("7", "exec(open('/data/part-7/run'))"),
+    ("7", r"\text{exec(open('/data/part-7/run'))}"),
+    ("7", "lambda: open('/data/part-7/run', 'w')"),
 ]
 
 UNREADABLE = [
@@ -315,7 +318,9 @@ def test_an_unreadable_reference_still_equals_itself() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_answers_are_wrong_soon_and_never_run(text: str, tmp_path) -> None:
-    mark = tmp_path / "ran"
+    folder = tmp_path / "x-5"  # no answer of 5 either
+    folder.mkdir()
+    mark = folder / "ran"
     start = time.perf_counter()
     for gold in ("5", "x^2+1", "(1,2)", r"\{1,2\}", "x>3", "even"):
         assert math_equal(gold, text.format(mark=mark)) is False

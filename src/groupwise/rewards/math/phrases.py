@@ -38,7 +38,9 @@ _OPERAND = r"[-+]?\w+(?:\.\w+)*(?:[(\[][^()\[\]\n]*[)\]])*"
 # These may stand in a sentence too: they count only as a whole text.
 LONE_STATEMENT = re.compile(
     rf"\s*(?:return[ \t]+{_OPERAND}(?:\s*[-+*/%]\s*{_OPERAND})*|echo[ \t]+\S+|SELECT[ \t]+\S+"
-    r"|(?:std::)?cout\s*<<[^\n]*|(?:int|long|float|double|auto)[ \t]+\w+\s*=[^=\n]*;);?\s*"
+    r"|(?:std::)?cout\s*<<[^\n]*|(?:int|long|float|double|auto)[ \t]+\w+\s*=[^=\n]*;"
+    # open("5.txt"), exec(open("5.txt")), but not g(f'(5))
+    r"|(?:lambda[^:\n]*:\s*)?[A-Za-z_][\w.]*\((?:[^\n'\"]*[(,]\s*)?['\"][^\n]*\));?\s*"
 )
 _LANGUAGE = re.compile(
     r"(?:i?python|py|javascript|js|typescript|ts|java|kotlin|scala|swift|c|cpp|c\+\+|csharp|cs|c#"

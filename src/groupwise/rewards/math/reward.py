@@ -108,7 +108,7 @@ def _core(text: str) -> str:
     """The part of a text that is the answer: the box, the last formula of a sentence, or all."""
     if "\\boxed" in text or "\\fbox" in text:
         return (extract_answer(text) if boxed(text) else text) or text
-    if is_program(text):
+    if is_program(text) or is_program(_plain(text)):
         return text
     formula = re.search(r"\$|\\\(|\\\[", text)
     sentence = _said(_STYLED.sub(" ", re.sub(r"\\[a-zA-Z]+", " ", text)))
