@@ -7,7 +7,8 @@ Each commit is checked out into a temporary worktree and runs its own `benchmark
 this interpreter and its own `src` on PYTHONPATH, so module paths may differ between the commits.
 Both get the same model, prompts, seeds and settings. The first step and the first rollout of each
 side are not counted. `ratio` is the time of the second commit over that of the first, repeat by
-repeat, as median and range: above 1, the second is slower.
+repeat, as median and range: above 1, the second is slower. `rollout-0.5b`, which takes minutes, is
+run only when it is named.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,15 @@ STEPS = {
     "medium-fp32": "medium-fp32",
     "medium-bf16": "medium-recommended",
 }
-"""Cases of step.py; "rollout" is a case of rollouts.py."""
-ROLLOUT = "small-equal"
-CASES = (*STEPS, "rollout")
+"""Cases of step.py."""
+ROLLOUTS = {
+    "rollout": rollouts.CASES["small-equal"],
+    # Few rows of weights that no cache holds.
+    "rollout-0.5b": rollouts.Case(
+        shape="qwen2.5-0.5b", precision="float32", prompts=2, group=8, prompt=256, completion=32
+    ),
+}
+CASES = (*STEPS, *ROLLOUTS)
 
 Side = Callable[[int], dict[str, Any]]
 
@@ -77,7 +83,7 @@ def measure(name: str, roots: dict[str, Path], options: argparse.Namespace) -> d
     """One case on both commits, each in its own process."""
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        make = _rollouts if name == "rollout" else _steps
+        make = _rollouts if name in ROLLOUTS else _steps
         sides = make(stack, name, folder, roots, options)
         for side in sides.values():
             side(-1)
@@ -109,7 +115,7 @@ def _steps(
 def _rollouts(
     stack: ExitStack, name: str, folder: str, roots: dict[str, Path], options: argparse.Namespace
 ) -> dict[str, Side]:
-    case = replace(rollouts.CASES[ROLLOUT], **({"prompts": 2} if options.quick else {}))
+    case = rollouts.shrunk(ROLLOUTS[name]) if options.quick else ROLLOUTS[name]
     model = rollouts.model_of(case, folder)
     prompts = rollouts.prompts_of(case)
     spec = {
@@ -139,7 +145,7 @@ def main() -> None:
     parser.add_argument("before", help="commit to compare with")
     parser.add_argument("after", nargs="?", default="HEAD", help="commit to measure (default HEAD)")
     options = parser.parse_args()
-    names = harness.chosen(options, CASES, CASES)
+    names = harness.chosen(options, CASES, (*STEPS, "rollout"))
     report = Report("compare_commits", options)
     with worktree(options.before) as before, worktree(options.after) as after:
         for name in names:

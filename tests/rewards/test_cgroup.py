@@ -30,7 +30,7 @@ def test_what_fills_the_group_of_a_sandbox_is_the_program_s_own_fault(
 
 
 def processes_in(group: Path) -> set[int]:
-    """None where the group, which may be that of another test, is gone."""
+    """Empty where the group is gone: it may be that of another test."""
     try:
         return set(map(int, (group / "cgroup.procs").read_text().split()))
     except OSError:

@@ -16,7 +16,13 @@ from groupwise.rewards.math.ast import Node
 from groupwise.rewards.math.equality import plain_words, same
 from groupwise.rewards.math.expressions import read
 from groupwise.rewards.math.numbers import plain_number, same_number
-from groupwise.rewards.math.phrases import clock, directed, is_program, same_time
+from groupwise.rewards.math.phrases import (
+    LONE_STATEMENT,
+    clock,
+    directed,
+    is_program,
+    same_time,
+)
 from groupwise.rewards.math.tokens import JOINERS, KNOWN, MAX_LENGTH, ReadError, tidy
 from groupwise.rewards.math.values import NoValue
 
@@ -108,7 +114,7 @@ def _core(text: str) -> str:
     """The part of a text that is the answer: the box, the last formula of a sentence, or all."""
     if "\\boxed" in text or "\\fbox" in text:
         return (extract_answer(text) if boxed(text) else text) or text
-    if is_program(text) or is_program(_plain(text)):
+    if is_program(text) or LONE_STATEMENT.fullmatch(_plain(text)):
         return text
     formula = re.search(r"\$|\\\(|\\\[", text)
     sentence = _said(_STYLED.sub(" ", re.sub(r"\\[a-zA-Z]+", " ", text)))
