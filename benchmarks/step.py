@@ -6,7 +6,8 @@ TRL has an environment of its own: .venv-trl, or GROUPWISE_TRL_PYTHON; cases wit
 it, and those with weights in 4 bits bitsandbytes on both sides. Both sides get the same weights,
 prompts, reward function, lengths and learning rate, and the same loss (the row `grpo@trl` of the
 table of algorithms). Memory is the peak of each process above what it held with its libraries
-imported and no model loaded. The first step of each side is not counted.
+imported and no model loaded. The first two steps of each side are not counted: in the second one,
+memory grows once more, because the optimizer made its moments at the end of the first.
 
 The cases named cpu-0.5b-… have the shape of Qwen2.5-0.5B, 2 prompts of 256 tokens and 8 answers of
 64 each. Their sides are never in memory together; run them by name: `--cases cpu-0.5b-fp32,…`.
@@ -47,6 +48,8 @@ COLUMNS = (
     "memory_ratio", "ours_tokens", "peer_tokens", "logprob_gap", "computed_share", "stages",
 )  # fmt: skip
 FP32 = {"bf16": False, "gradient_checkpointing": False}
+UNCOUNTED = 2
+"""Steps of each side before those that count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,7 @@ class Case:
         rank: of a LoRA adapter that is trained in place of the weights, on both sides.
         quantized: weights in 4 bits (NF4), on both sides.
         apart: the two sides are never in memory at the same time: every turn loads its side, takes
-            a step that is not counted and then the one that is.
+            the steps that are not counted and then one that is.
     """
 
     shape: str
@@ -242,7 +245,7 @@ def _together(
     with ExitStack() as stack:
         workers = {name: side.start(stack, name, report) for name, side in sides.items()}
         logprobs = {n: w.ask("logprobs", **asked)["logprobs"] for n, w in workers.items()}
-        first = {name: worker.ask("step") for name, worker in workers.items()}
+        first = {name: _warm_up(worker) for name, worker in workers.items()}
         answers = harness.turns(
             {name: lambda _, w=worker: w.ask("step") for name, worker in workers.items()},
             repeats=repeats,
@@ -260,12 +263,20 @@ def _apart(sides: dict[str, _Side], asked: dict[str, Any], repeats: int, report:
             worker = sides[name].start(stack, name, report)
             if name not in logprobs:
                 logprobs[name] = worker.ask("logprobs", **asked)["logprobs"]
-            first[name] = worker.ask("step")
+            first[name] = _warm_up(worker)
             return worker.ask("step")
 
     return logprobs, first, harness.turns(
         {name: lambda _, n=name: turn(n) for name in sides}, repeats=repeats
     )  # fmt: skip
+
+
+def _warm_up(worker: harness.Worker) -> dict[str, Any]:
+    """The first step; those after it that are not counted either are taken as well."""
+    first = worker.ask("step")
+    for _ in range(UNCOUNTED - 1):
+        worker.ask("step")
+    return first
 
 
 def _gap(ours: list[list[float]], peers: list[list[float]]) -> float:
