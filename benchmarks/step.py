@@ -272,7 +272,7 @@ def _apart(sides: dict[str, _Side], asked: dict[str, Any], repeats: int, report:
 
 
 def _warm_up(worker: harness.Worker) -> dict[str, Any]:
-    """The first step; those after it that are not counted either are taken as well."""
+    """Take the steps that are not counted, and return the first."""
     first = worker.ask("step")
     for _ in range(UNCOUNTED - 1):
         worker.ask("step")
