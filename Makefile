@@ -183,7 +183,7 @@ vllm-env:
 trl-env .venv-trl/bin/python:
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/python -m pip install --quiet $(TORCH)
-	.venv-trl/bin/python -m pip install --quiet trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0 peft==0.21.2
+	.venv-trl/bin/python -m pip install --quiet trl==1.16.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0 peft==0.21.2 bitsandbytes==0.50.2
 
 # Wheel and sdist in dist/; their contents are checked, and the wheel is tested without this checkout.
 dist: .venv/.dev

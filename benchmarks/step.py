@@ -10,7 +10,9 @@ imported and no model loaded. The first two steps of each side are not counted: 
 memory grows once more, because the optimizer made its moments at the end of the first.
 
 The cases named cpu-0.5b-… have the shape of Qwen2.5-0.5B, 2 prompts of 256 tokens and 8 answers of
-64 each. Their sides are never in memory together; run them by name: `--cases cpu-0.5b-fp32,…`.
+64 each; those ending in @4x16 have 4 prompts and 16 answers each. In cpu-0.5b-nf4, adapters are
+trained on weights in 4 bits. Their sides are never in memory together; run them by name:
+`--cases cpu-0.5b-fp32,…`.
 
 With `--busy N`, both sides are measured beside N processes that never wait; such cases end in
 "beside N".
@@ -120,7 +122,10 @@ def _cases() -> dict[str, Case]:
         "medium-lora": replace(medium, **recommended, rank=16),
         "cpu-0.5b-fp32": half,
         "cpu-0.5b-recommended": replace(half, **recommended),
+        "cpu-0.5b-recommended@4x16": replace(half, **recommended, prompts=4, group=16),
         "cpu-0.5b-lora": replace(half, **recommended, rank=16),
+        "cpu-0.5b-lora@4x16": replace(half, **recommended, rank=16, prompts=4, group=16),
+        "cpu-0.5b-nf4": replace(half, **recommended, rank=16, quantized=True),
         **card,
         "gpu-0.5b-g8@liger": replace(card["gpu-0.5b-g8"], peer=liger),
         "gpu-1.5b-g8-lora": replace(card["gpu-1.5b-g8"], rank=16),

@@ -89,13 +89,13 @@ def low_rank(rank: int) -> Any:
     )
 
 
-def four_bits() -> Any:
+def four_bits(compute: torch.dtype) -> Any:
     """QLoRA's storage: normal-float 4 with doubly quantised scales."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.bfloat16,
+        bnb_4bit_compute_dtype=compute,
     )
 
 
@@ -125,7 +125,9 @@ def main() -> None:
     # Weights in float32, as TRL loads them by default; lower precision is autocast's.
     stored = {"dtype": torch.float32}
     if spec["quantized"]:
-        stored = {"dtype": torch.bfloat16, "quantization_config": four_bits()}
+        # Products in the precision of the rest: bfloat16 where TRL's autocast is on.
+        compute = torch.bfloat16 if config.bf16 else torch.float32
+        stored = {"dtype": compute, "quantization_config": four_bits(compute)}
     model = AutoModelForCausalLM.from_pretrained(spec["model"], **stored)
     turns = Turns(channel, memory)
     turns.trainer = Timed(

@@ -194,19 +194,22 @@ def test_kernels_are_planned_with_what_they_keep(model: Path) -> None:
 
 def test_weights_that_a_rollout_lays_out(tmp_path: Path) -> None:
     """Of matrices of 2^16 entries and more: q and o (256 · 256), three of the feed-forward
-    (256 · 512) and the head, not k and v (256 · 128); in 4 bits only the head is left."""
+    (256 · 512) and the head, not k and v (256 · 128). A matrix in 4 bits has half a byte per weight
+    and four per 64."""
     policy = small_policy(hidden=256, layers=1, heads=2, key_value_heads=1, feed_forward=512)
     save_policy(policy, tmp_path)
-    head = 256 * policy.model.config.vocab_size
+    head, matrices = 256 * policy.model.config.vocab_size, 2 * 2**16 + 3 * 2**17
     with active().inference_layers(policy.model, rows=8):
         copied = sum("forward" in vars(layer) for layer in policy.model.modules())
     laid_out = "laid-out weights"
     if not copied:
         pytest.skip("this build of PyTorch has no oneDNN for the CPU")
     assert copied == 6
-    assert planned(tmp_path)[0].rollout[laid_out] == 4 * (2 * 2**16 + 3 * 2**17 + head)
+    assert planned(tmp_path)[0].rollout[laid_out] == 4 * (matrices + head)
+    narrow = planned(tmp_path, "model.dtype=bfloat16")[0]
+    assert narrow.rollout[laid_out] == 2 * (matrices + head)
     small = planned(tmp_path, "model.adapter={rank=2}", "model.quantization=nf4")[0]
-    assert small.rollout[laid_out] == 4 * head
+    assert small.rollout[laid_out] == 4 * head + matrices * (1 / 2 + 4 / 64)
     assert laid_out not in planned(tmp_path, "engine.name=generate")[0].rollout
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from groupwise.kernels import Affine, LowRank, active, cpu
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import PackedLinear
+from groupwise.kernels.packed import PackedLinear
 
 pytestmark = pytest.mark.skipif(
     not isinstance(active(), Auto) or compiled() is None, reason="there are no CPU kernels here"

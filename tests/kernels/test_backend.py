@@ -25,7 +25,7 @@ from groupwise.training.resume import resume_facts
 from small_runs import tiny
 
 PACKAGE = Path(groupwise.__file__).parent
-KEPT = {"__init__", "interface", "reference", "heap", "adapter"}
+KEPT = {"four_bits", "__init__", "interface", "reference", "heap", "adapter"}
 """The modules of `kernels/` that remain when the kernels are deleted."""
 
 

@@ -19,8 +19,8 @@ import torch
 from groupwise.kernels import build, structures
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled, library
-from groupwise.kernels.cpu import PackedLinear as Linear
 from groupwise.kernels.cpu import can_use_attention
+from groupwise.kernels.packed import PackedLinear as Linear
 
 needs_kernels = pytest.mark.skipif(
     compiled() is None, reason="no g++ whose programs this machine loads"
@@ -254,7 +254,7 @@ CAPPED = """
 import shutil, sys, torch
 from groupwise.kernels import build
 from groupwise.kernels.build import library
-from groupwise.kernels.cpu import PackedLinear
+from groupwise.kernels.packed import PackedLinear
 from groupwise.kernels.onednn import ReorderedLinear, dtypes
 torch.manual_seed(0)
 x, weight = torch.randn(37, 256), torch.randn(320, 256)

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from groupwise.kernels import Affine, LowRank, adamw
 from groupwise.kernels.build import compiled
-from groupwise.kernels.cpu import PackedLinear, low_rank, rms_norm_backward
+from groupwise.kernels.cpu import low_rank, rms_norm_backward
 from groupwise.kernels.log_softmax import selective_log_softmax
+from groupwise.kernels.packed import PackedLinear
 
 pytestmark = pytest.mark.skipif(compiled() is None, reason="there is no g++")
 

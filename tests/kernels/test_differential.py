@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from groupwise.kernels import Affine, GroupCache, LayerCache, Reference, active, onednn, using
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled, library
-from groupwise.kernels.cpu import PackedLinear as Linear
 from groupwise.kernels.cpu import can_use_attention as attends
 from groupwise.kernels.cpu import draw_tokens, matmul, rms_norm
+from groupwise.kernels.packed import PackedLinear as Linear
 from groupwise.kernels.tree_attention import tree_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
 from groupwise.rollouts.sampling import draw

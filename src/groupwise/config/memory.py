@@ -51,6 +51,8 @@ PROMPT = 256
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes per 4-bit weight: the weight, an 8-bit scale per 64 weights, a 32-bit scale per 256
 scales."""
+COPY_BYTES = 0.5 + 4 / 64
+"""Bytes per 4-bit weight of a copy for rollouts: the weight, and a 32-bit scale per 64 weights."""
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2}
 """Bytes per trained weight for the two moments."""
 
@@ -336,10 +338,15 @@ def _teacher_bytes(config: Config, path: str) -> int:
 
 
 def _laid_out(config: Config, model: Any) -> int:
-    """Copies of weights in the layout of oneDNN."""
+    """Copies of weights in the layout of a rollout's kernels."""
     four = _four_bit(model) if config.model.quantization is not None else []
-    layers = active().copied_layers(model)
-    return sum(layer.weight.nbytes for layer in layers if not any(layer.weight is w for w in four))
+    small = {id(weight) for weight in four}
+
+    def size(layer: torch.nn.Linear) -> int:
+        weight = layer.weight
+        return math.ceil(weight.numel() * COPY_BYTES) if id(weight) in small else weight.nbytes
+
+    return sum(map(size, active().copied_layers(model, size=size)))
 
 
 def _four_bit(model: Any) -> list[Tensor]:

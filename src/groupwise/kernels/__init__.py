@@ -7,6 +7,7 @@ that imports `auto`, its modules and `cpp/` can be deleted, and PyTorch computes
 
 from groupwise.kernels import auto  # noqa: F401
 from groupwise.kernels.adapter import add_low_rank
+from groupwise.kernels.four_bits import FourBits, is_four_bit_linear
 from groupwise.kernels.heap import keep_freed_memory
 from groupwise.kernels.interface import (
     BACKENDS,
@@ -41,6 +42,7 @@ __all__ = [
     "Backend",
     "DecodeRows",
     "DecoderLayer",
+    "FourBits",
     "GroupCache",
     "LayerCache",
     "LowRank",
@@ -53,6 +55,7 @@ __all__ = [
     "add_low_rank",
     "attention",
     "inverse_cdf",
+    "is_four_bit_linear",
     "is_plain_linear",
     "keep_freed_memory",
     "select",

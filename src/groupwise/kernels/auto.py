@@ -236,8 +236,13 @@ class Auto(Reference):
     def shapes_only(self) -> AbstractContextManager[None]:
         return shapes_only()
 
-    def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
-        return onednn.copied_layers(model) if "onednn_layers" in self.on else []
+    def copied_layers(
+        self, model: nn.Module, *, size: Callable[[nn.Linear], int]
+    ) -> list[nn.Linear]:
+        dtypes = {*onednn.dtypes()} if "onednn_layers" in self.on else set()
+        if "decoder" in self.on and compiled() is not None:
+            dtypes |= {*cpu.TYPES}
+        return onednn.large_layers(model, dtypes=dtypes, size=size)
 
     def decoder(
         self,

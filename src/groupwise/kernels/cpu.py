@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from torch import Tensor
 
 from groupwise.kernels import onednn, structures
 from groupwise.kernels.build import compiled, library, takes
-from groupwise.kernels.interface import Affine, LowRank
 from groupwise.kernels.structures import require
 
 LANES = 16
@@ -56,164 +54,13 @@ def multiplies(dtype: torch.dtype) -> bool:
     return compiled() is not None and dtype in TYPES
 
 
-class PackedLinear:
-    """x · Wᵀ + b with packed copies of W and b, in float32, or in bfloat16 with sums in float32.
-    Records no gradient.
-
-    Args:
-        weight, bias: of a layer.
-        added: by an adapter, to the product that has been rounded to the dtype of the weight.
-        gate: another layer with weight G and bias c, for silu(x · Gᵀ + c) · (x · Wᵀ + b).
-
-    Raises:
-        ValueError: bfloat16 with an odd number of inputs, on a processor that multiplies them in
-            pairs; or a gate or an adapter of another size or dtype.
-    """
-
-    def __init__(
-        self,
-        weight: Float[Tensor, "outputs inputs"],
-        bias: Float[Tensor, "outputs"] | None,
-        added: LowRank | None = None,
-        *,
-        gate: Affine | None = None,
-    ) -> None:
-        self.gated = gate is not None
-        self.dtype, (self.columns, self.depth) = weight.dtype, weight.shape
-        require(multiplies(self.dtype), "weights must be float32 or bfloat16")
-        pairs = self.dtype == torch.bfloat16 and bool(library().multiplies_pairs())
-        require(not pairs or self.depth % 2 == 0, "inputs must be even")
-        own = Affine(weight, bias, added)
-        parts = [own] if gate is None else [gate, own]
-        require(
-            len({(x.weight.shape, x.weight.dtype) for x in parts}) == 1,
-            "a gate must have the size and dtype of its layer",
-        )
-        size = PANEL // len(parts)
-        panels = -(-self.columns // size)
-        # Pairs are moved as one number of 32 bits.
-        words, depth = (torch.float32, self.depth // 2) if pairs else (self.dtype, self.depth)
-        make = weight.new_zeros if self.columns % size else weight.new_empty  # all is filled
-        self.weight = make(panels, depth, PANEL, dtype=words)
-        self.bias = weight.new_zeros(panels, PANEL, dtype=torch.float32)
-        _pack_weights([x.weight.detach().contiguous().view(words) for x in parts], self.weight)
-        for first, each in zip(range(0, PANEL, size), parts, strict=True):
-            if each.bias is not None:
-                _pack(each.bias.detach(), self.bias[..., first : first + size])
-        self.adapter = _packed_adapters(parts, panels=panels)
-
-    def __call__(
-        self,
-        x: Float[Tensor, "rows inputs"],
-        *,
-        onto: Float[Tensor, "rows outputs"] | None = None,
-    ) -> Float[Tensor, "rows outputs"]:
-        """The product, with `onto` added."""
-        require(x.shape[1] == self.depth, "inputs must have the size of the weight's")
-        require(onto is None or onto.shape == (len(x), self.columns), "`onto` must fit the product")
-        require(
-            {x.dtype, self.dtype if onto is None else onto.dtype} == {self.dtype},
-            "tensors must have the dtype of the weight",
-        )
-        x, onto = x.contiguous(), None if onto is None else onto.contiguous()
-        out = x.new_empty(len(x), self.columns)
-        call = self.structure()
-        call.x, call.rows, call.out = x.data_ptr(), len(x), out.data_ptr()
-        call.onto = None if onto is None else onto.data_ptr()
-        call.threads = torch.get_num_threads()
-        if typed("linear", x)(ctypes.byref(call)):
-            raise MemoryError(f"a product of {len(x)} rows: out of memory")
-        return out
-
-    def structure(self) -> structures.Linear:
-        """The weight, for a call."""
-        return structures.Linear(
-            weight=self.weight.data_ptr(), bias=self.bias.data_ptr(),
-            depth=self.depth, columns=self.columns, gated=self.gated,
-            **({} if self.adapter is None else self.adapter.fields()),
-        )  # fmt: skip
-
-
-def _pack(x: Float[Tensor, "columns *rest"], panels: Float[Tensor, "panels *rest size"]) -> None:
+def pack(x: Float[Tensor, "columns *rest"], panels: Float[Tensor, "panels *rest size"]) -> None:
     """Fill panels of `size` columns each, without another copy on the way."""
     size = panels.shape[-1]
     whole, left = divmod(len(x), size)
     panels[:whole] = x[: whole * size].unflatten(0, (whole, size)).movedim(1, -1)
     if left:
         panels[whole, ..., :left] = x[-left:].movedim(0, -1)
-
-
-def _pack_weights(
-    parts: Sequence[Float[Tensor, "columns depth"]], panels: Float[Tensor, "panels depth 32"]
-) -> None:
-    """Fill panels with 32 columns of one weight, or 16 of each of two; by a kernel where numbers
-    have 32 bits."""
-    if panels.dtype != torch.float32:
-        for x, columns in zip(parts, panels.chunk(len(parts), -1), strict=True):
-            _pack(x, columns)
-        return
-    *gate, own = (x.data_ptr() for x in parts)
-    library().pack_panels(
-        gate[0] if gate else None, own, *parts[0].shape, panels.data_ptr(), torch.get_num_threads()
-    )
-
-
-@dataclass(frozen=True)
-class _PackedAdapter:
-    """The adapters of layers that share their panels: (x · Aᵀ) · Bᵀ, where the rank is the sum of
-    theirs. Sixteen columns of the product have `high` numbers of the rank, from `start` on: what
-    the block-diagonal B has beside them is zero."""
-
-    rank: int
-    a: Float32[Tensor, "of_rank inputs 16"]
-    b: Float32[Tensor, "panels high 32"]
-    start: Int64[Tensor, "panels 2"]
-
-    def fields(self) -> dict[str, int]:
-        """Those of `structures.Linear`."""
-        tensors = {"a": self.a, "b": self.b, "start": self.start}
-        pointers = {name: x.data_ptr() for name, x in tensors.items()}
-        return {**pointers, "rank": self.rank, "high": self.b.shape[1]}
-
-
-def _packed_adapters(parts: Sequence[Affine], *, panels: int) -> _PackedAdapter | None:
-    """Those of layers; None where there are none, or they add only zeros."""
-    outputs, inputs = parts[0].weight.shape
-    there = [each.added for each in parts if each.added is not None]
-    for each in there:
-        require(
-            {each.a.dtype, each.b.dtype} == {torch.float32}
-            and each.a.shape[1] == inputs
-            and each.b.shape == (outputs, len(each.a)),
-            "an adapter must be float32 and have the size of its layer",
-        )
-    rank, end, size = sum(len(each.a) for each in there), 0, PANEL // len(parts)
-    b = parts[0].weight.new_zeros(panels, rank, PANEL, dtype=torch.float32)
-    for first, each in zip(range(0, PANEL, size), (part.added for part in parts), strict=True):
-        if each is not None:
-            start, end = end, end + len(each.a)
-            _pack(each.b.detach() * each.scaling, b[:, start:end, first : first + size])
-    if not b.any():
-        return None
-    a = b.new_zeros(-(-rank // LANES), inputs, LANES)
-    _pack(torch.cat([each.a.detach() for each in there]), a)
-    return _PackedAdapter(rank, a, *_without_zeros(b))
-
-
-def _without_zeros(
-    b: Float32[Tensor, "panels rank 32"],
-) -> tuple[Float32[Tensor, "panels high 32"], Int64[Tensor, "panels 2"]]:
-    """The shortest part of the rank outside of which all is zero, for every half of a panel: `high`
-    numbers, and where they start."""
-    halves = b.unflatten(-1, (2, LANES)).movedim(2, 1)  # [panels, 2, rank, 16]
-    used, rank = (halves != 0).any(-1), b.shape[1]
-    place = torch.arange(rank, device=b.device)
-    first = torch.where(used, place, rank).amin(-1)
-    end = torch.where(used, place + 1, 0).amax(-1)
-    high = int((end - first).amax())
-    start = first.clamp(max=rank - high)
-    chosen = (start[..., None] + place[:high])[..., None].expand(-1, -1, -1, LANES)
-    return halves.gather(2, chosen).movedim(1, 2).flatten(2).contiguous(), start
 
 
 def can_use_cpu(*tensors: Tensor) -> bool:
@@ -234,18 +81,26 @@ def of_intel() -> bool:
 
 
 def can_multiply(*tensors: Tensor) -> bool:
-    """Whether `matmul` computes the products of these factors on a CPU: those of float32, unless
-    the last is large and the processor Intel's, where MKL takes a fifth less time for an update;
+    """Whether `matmul` computes the products of these factors on a CPU."""
+    dtypes = {x.dtype for x in tensors}
+    return (
+        all(takes(x) and x.device.type == "cpu" for x in tensors)
+        and len(dtypes) == 1
+        and multiplies_any(*dtypes, size=tensors[-1].numel())
+    )
+
+
+def multiplies_any(dtype: torch.dtype, *, size: int) -> bool:
+    """Whether `matmul` computes products with a factor of this size on a CPU: those of float32,
+    unless it is large and the processor Intel's, where MKL takes a fifth less time for an update;
     and those of bfloat16 where oneDNN has none: PyTorch's own take seven times as long as float32
     there. Nothing is measured for the choice, so that a run computes the same when it is resumed.
     """
-    if can_use_cpu(*tensors):
-        return tensors[-1].numel() < LARGE or not of_intel()
-    return (
-        all(takes(x) and x.device.type == "cpu" and x.dtype == torch.bfloat16 for x in tensors)
-        and torch.bfloat16 not in onednn.dtypes()
-        and compiled() is not None
-    )
+    if compiled() is None:
+        return False
+    if dtype == torch.float32:
+        return size < LARGE or not of_intel()
+    return dtype == torch.bfloat16 and dtype not in onednn.dtypes()
 
 
 def multiplies_tiles() -> bool:
@@ -436,7 +291,7 @@ def _packed_factors(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both factors as panels of 32 columns."""
     packed = [x.new_zeros(-(-len(x) // PANEL), x.shape[1], PANEL) for x in (a, b)]
     for each, panels in zip((a, b), packed, strict=True):
-        _pack(each.detach(), panels)
+        pack(each.detach(), panels)
     return packed[0], packed[1]
 
 

@@ -1,6 +1,6 @@
-"""A Llama-like decoder on a CPU in C++ (`cpp/layer.cpp`), in float32 or bfloat16: a decoding step
-is one call, and other layers are two with attention in between; in `transformers` a layer is some
-65 operations.
+"""A Llama-like decoder on a CPU in C++ (`cpp/layer.cpp`), in float32 or bfloat16, with weights of
+that dtype or of 4 bits: a decoding step is one call, and other layers are two with attention in
+between; in `transformers` a layer is some 65 operations.
 
 Query, key and value are one product, gate and up are one, and the activation and the residual are
 computed by the products that they follow.
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from groupwise.kernels import structures
-from groupwise.kernels.cpu import LANES, PackedLinear, rms_norm, typed
+from groupwise.kernels.cpu import LANES, rms_norm, typed
 from groupwise.kernels.decoding import cache_structure, places_structure
+from groupwise.kernels.four_bits import FourBits
 from groupwise.kernels.interface import (
     Affine,
     DecoderLayer,
@@ -29,6 +30,7 @@ from groupwise.kernels.interface import (
     LowRank,
     Norm,
 )
+from groupwise.kernels.packed import PackedLinear
 from groupwise.kernels.structures import require
 
 
@@ -128,7 +130,7 @@ class _Layer:
         self.hidden = self.products[0].depth
         self.norms = [_copied(norm) for norm in (layer.before, layer.between, *(layer.heads or ()))]
         self.rotation, self.dim = rotation, layer.dim
-        self.heads, self.key_heads = (len(each.weight) // self.dim for each in joined[:2])
+        self.heads, self.key_heads = (each.weight.shape[0] // self.dim for each in joined[:2])
         self._require_sizes()
         self.structure = structures.Layer(
             *(product.structure() for product in self.products),
@@ -186,16 +188,26 @@ class _Layer:
 
 def _joined(layers: Sequence[Affine]) -> Affine:
     """Layers with the same inputs as one layer."""
-    weights, biases, adapters = [], [], []
+    biases, adapters = [], []
     for weight, bias, added in layers:
         outputs, inputs = weight.shape
-        weights.append(weight.detach())
-        biases.append(weight.new_zeros(outputs) if bias is None else bias.detach())
-        none = [weight.new_zeros(x, dtype=torch.float32) for x in ((0, inputs), (outputs, 0))]
+        biases.append(_zeros(outputs, dtype=weight.dtype) if bias is None else bias.detach())
+        none = [_zeros(*size) for size in ((0, inputs), (outputs, 0))]
         adapters.append(none if added is None else (added.a, added.b * added.scaling))
     a, b = torch.cat([a for a, _ in adapters]), torch.block_diag(*(b for _, b in adapters))
-    added = LowRank(a=a, b=b, scaling=1.0)
-    return Affine(torch.cat(weights), torch.cat(biases), added)
+    weight = _one_above_the_other([each.weight for each in layers])
+    return Affine(weight, torch.cat(biases), LowRank(a=a, b=b, scaling=1.0))
+
+
+def _one_above_the_other(parts: Sequence[Tensor | FourBits]) -> Tensor | FourBits:
+    small = [x for x in parts if isinstance(x, FourBits)]
+    whole = [x.detach() for x in parts if isinstance(x, Tensor)]
+    require(not small or not whole, "query, key and value must have as many bits")
+    return FourBits.joined(small) if small else torch.cat(whole)
+
+
+def _zeros(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.zeros(size, dtype=dtype, device="cpu")
 
 
 def _copied(norm: Norm) -> Norm:

@@ -91,6 +91,7 @@ class GpuDecoder:
 def _product(x: Tensor, affine: Affine) -> Tensor:
     """x Wᵀ + bias, and what an adapter adds."""
     weight, bias, added = affine
+    assert isinstance(weight, Tensor), "weights in 4 bits are read on a CPU only"
     out = F.linear(x, weight, bias)
     if added is not None:
         out, _ = Reference().low_rank(x, added.a, added.b, onto=out, scaling=added.scaling)

@@ -19,6 +19,8 @@ import torch
 from jaxtyping import BFloat16, Float, Float32, Int, Int16, Int64
 from torch import Tensor, nn
 
+from groupwise.kernels.four_bits import FourBits
+
 COPY_LIMIT = 2 * 2**30
 """Bytes of weights that a rollout copies into another layout at most; a fixed number, so that a
 run computes the same on every machine with the same processor."""
@@ -209,7 +211,7 @@ class LowRank:
 class Affine(NamedTuple):
     """A linear layer, and what an adapter adds to it."""
 
-    weight: Float[Tensor, "outputs inputs"]
+    weight: Float[Tensor, "outputs inputs"] | FourBits
     bias: Float[Tensor, "outputs"] | None
     added: LowRank | None = None
 
@@ -430,8 +432,11 @@ class Backend(Protocol):
         run do, and compute nothing."""
         ...
 
-    def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
-        """The layers of which `inference_layers` makes copies."""
+    def copied_layers(
+        self, model: nn.Module, *, size: Callable[[nn.Linear], int]
+    ) -> list[nn.Linear]:
+        """The layers of which `inference_layers` or `decoder` makes copies, of these sizes in
+        bytes."""
         ...
 
     def decoder(

@@ -38,8 +38,10 @@ from groupwise.kernels.cpu import (
     can_multiply,
     can_multiply_transposed,
     matmul,
+    multiplies_any,
     multiplies_tiles,
 )
+from groupwise.kernels.four_bits import is_four_bit_linear
 from groupwise.kernels.onednn import SMALLEST
 from groupwise.kernels.reference import accumulable_grad, is_plain_linear
 
@@ -108,8 +110,8 @@ def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | No
         return None
     if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
         return _embedding if "embedding" in kinds and _looks_up(module) else None
-    if is_plain_linear(module, "cpu"):
-        return _linear_forward(module) if "training_linear" in kinds else None
+    if "training_linear" in kinds and (forward := _linear_forward(module)) is not None:
+        return forward
     if len(inspect.signature(type(module).forward).parameters) != 2:  # self and one input
         return None
     children = {name for name, _ in module.named_children()}
@@ -126,9 +128,12 @@ def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | No
     return None
 
 
-def _linear_forward(layer: nn.Linear) -> Forward | None:
+def _linear_forward(layer: nn.Module) -> Forward | None:
     """As `_own`, of a linear layer on a CPU; that of a frozen weight has no gradient to compute."""
-    if layer.weight.numel() < SMALLEST:
+    if is_four_bit_linear(layer):
+        size, dtype = layer.in_features * layer.out_features, _dtype_of_product(layer)
+        return _four_bit_linear if size >= SMALLEST and multiplies_any(dtype, size=size) else None
+    if not is_plain_linear(layer, "cpu") or layer.weight.numel() < SMALLEST:
         return None
     if can_multiply(*reversed(tuple(layer.parameters()))):
         return _linear
@@ -215,6 +220,20 @@ def _linear_with_tiles(layer: Any, input: Tensor) -> Tensor:
     return apply(input, layer.weight, layer.bias)
 
 
+def _four_bit_linear(layer: Any, x: Tensor) -> Tensor:
+    if x.dtype != _dtype_of_product(layer):
+        return type(layer).forward(layer, x)
+    apply: Any = _FourBitLinear.apply
+    rows = x.reshape(-1, x.shape[-1])
+    out = apply(rows, layer.bias, layer.weight.detach(), layer.weight.quant_state)
+    return out.unflatten(0, x.shape[:-1])
+
+
+def _dtype_of_product(layer: Any) -> torch.dtype:
+    """That in which a layer with a weight in 4 bits multiplies."""
+    return layer.compute_dtype or layer.weight.quant_state.dtype
+
+
 def _embedding(module: Any, input: Tensor) -> Tensor:
     apply: Any = _Embedding.apply
     return apply(input, module.weight)
@@ -272,12 +291,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x)
         ctx.weight = weight  # Hooks of saved tensors would get it without its gradient.
-        x = x.to(weight.dtype)
-        if bias is not None and bias.dtype == torch.bfloat16:  # rounded once
-            total = bias.float().repeat(len(x), 1)
-            return matmul(x, weight.t(), onto=total).to(torch.bfloat16)
-        out = matmul(x, weight.t())
-        return out if bias is None else out.add_(bias)
+        return _product(x.to(weight.dtype), weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -291,6 +305,15 @@ class _Linear(torch.autograd.Function):
             _gradient(weight, grad, x.to(weight.dtype)) if want_weight else None,
             grad.sum(0) if want_bias else None,
         )
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b, rounded once."""
+    if bias is not None and bias.dtype == torch.bfloat16:
+        total = bias.float().repeat(len(x), 1)
+        return matmul(x, weight.t(), onto=total).to(torch.bfloat16)
+    out = matmul(x, weight.t())
+    return out if bias is None else out.add_(bias)
 
 
 def _gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
@@ -327,6 +350,34 @@ def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
     """leftᵀ · right"""
     compute = matmul if can_multiply_transposed(left.t(), right) else torch.mm
     return compute(left.t(), right)
+
+
+class _FourBitLinear(torch.autograd.Function):
+    """A linear layer with a frozen weight in 4 bits, which is made whole for every product."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, weight: Tensor, state: Any) -> Tensor:
+        ctx.weight, ctx.state = weight, state
+        return _product(x, _whole(weight, state, x.dtype), bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grads: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (grad,), (want_x, want_bias, *_) = grads, ctx.needs_input_grad
+        return (
+            matmul(grad, _whole(ctx.weight, ctx.state, grad.dtype)) if want_x else None,
+            grad.sum(0) if want_bias else None,
+            None,
+            None,
+        )
+
+
+def _whole(weight: Tensor, state: Any, dtype: torch.dtype) -> Tensor:
+    from bitsandbytes.functional import dequantize_4bit  # slow to import
+
+    return dequantize_4bit(weight, state).to(dtype).as_subclass(Tensor)
 
 
 class _Embedding(torch.autograd.Function):

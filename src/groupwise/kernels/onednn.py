@@ -20,7 +20,7 @@ compiler, float32 layers use the products of `cpu.py` instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 
 import torch
@@ -123,14 +123,21 @@ def pad_rows(values: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "padded *re
 
 def copied_layers(model: nn.Module) -> list[nn.Linear]:
     """The layers of whose weights `reordered_layers` makes copies."""
+    return large_layers(model, dtypes=dtypes(), size=lambda layer: layer.weight.nbytes)
+
+
+def large_layers(
+    model: nn.Module, *, dtypes: Collection[torch.dtype], size: Callable[[nn.Linear], int]
+) -> list[nn.Linear]:
+    """Linear layers whose copies, of these sizes in bytes, stay within the limit."""
     room, found = COPY_LIMIT, []
     for layer in model.modules():
         if (
             is_plain_linear(layer)
-            and layer.weight.dtype in dtypes()
+            and layer.weight.dtype in dtypes
             and layer.weight.numel() >= SMALLEST
-            and layer.weight.nbytes <= room
+            and size(layer) <= room
         ):
-            room -= layer.weight.nbytes
+            room -= size(layer)
             found.append(layer)
     return found

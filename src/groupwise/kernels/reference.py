@@ -258,7 +258,9 @@ class Reference:
     def shapes_only(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def copied_layers(self, model: nn.Module) -> list[nn.Linear]:
+    def copied_layers(
+        self, model: nn.Module, *, size: Callable[[nn.Linear], int]
+    ) -> list[nn.Linear]:
         return []
 
     def decoder(

@@ -60,11 +60,19 @@ class Heads(ctypes.Structure):
         return cls(x.data_ptr(), x.stride(0), x.stride(1))
 
 
+class FourBits(ctypes.Structure):
+    """`FourBits` of four_bits.h."""
+
+    _fields_ = (*_pointers("codes scales levels"),)
+
+
 class Linear(ctypes.Structure):
     """`Linear` of layer.h."""
 
     _fields_ = (
-        *_pointers("x weight bias a b start onto out"),
+        *_pointers("x weight"),
+        ("small", FourBits),
+        *_pointers("bias a b start onto out"),
         *_sizes("rows depth columns rank high gated threads"),
     )
 
@@ -167,8 +175,8 @@ class AdamW(ctypes.Structure):
 
 
 STRUCTURES = (
-    Heads, Linear, Product, Cache, Places, Attention, Tree, Norm, Layer, LowRank, LowRankGradient,
-    AdamW,
+    Heads, FourBits, Linear, Product, Cache, Places, Attention, Tree, Norm, Layer, LowRank,
+    LowRankGradient, AdamW,
 )  # fmt: skip
 
 

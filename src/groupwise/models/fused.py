@@ -21,8 +21,10 @@ from groupwise.kernels import (
     COPY_LIMIT,
     Affine,
     DecoderLayer,
+    FourBits,
     Norm,
     active,
+    is_four_bit_linear,
     is_plain_linear,
 )
 from groupwise.models.attention import Attend
@@ -111,11 +113,13 @@ def _affine(linear: Any) -> Affine:
     Raises:
         ValueError: it has an adapter that the kernel does not compute.
     """
-    if not hasattr(linear, "base_layer"):
-        return Affine(linear.weight, linear.bias)
+    base = getattr(linear, "base_layer", linear)
+    weight = FourBits.of(base) if is_four_bit_linear(base) else base.weight
+    if base is linear:
+        return Affine(weight, base.bias)
     from groupwise.models.low_rank import added_in_rollouts  # PEFT is there, and slow to import
 
-    return Affine(linear.base_layer.weight, linear.base_layer.bias, added_in_rollouts(linear))
+    return Affine(weight, base.bias, added_in_rollouts(linear))
 
 
 def _norm(module: Any) -> Norm:
@@ -213,7 +217,7 @@ def _try_in_float32(
     decoder, embed = backbone.decoder, backbone.model.get_input_embeddings()
     shared = {id(decoder.config): decoder.config}  # where attention is chosen
     copies = (copy.deepcopy(x, shared) for x in (decoder.layers[index], decoder.norm))
-    layer, norm = (each.float() for each in copies)
+    layer, norm = (_in_float32(each) for each in copies)
     alone = copy.copy(decoder)
     layers = [layer if i == index else _left_out(x) for i, x in enumerate(decoder.layers)]
     alone._modules = {**decoder._modules, "layers": nn.ModuleList(layers), "norm": norm}
@@ -229,6 +233,16 @@ def _try_in_float32(
         raise ValueError("no kernel computes float32")
     embedded, row = alone.get_input_embeddings()(ids), torch.arange(len(ids), device=ids.device)
     _require_close(made.hidden(embedded, row, TwoRows()), own)
+
+
+def _in_float32(module: Any) -> Any:
+    """The module converted in place, with whole weights instead of those in 4 bits."""
+    small = [(name, each) for name, each in module.named_modules() if is_four_bit_linear(each)]
+    for name, each in small:
+        whole = nn.Linear(each.in_features, each.out_features, bias=False, device="meta")
+        whole.weight, whole.bias = nn.Parameter(FourBits.of(each).whole()), each.bias
+        module.set_submodule(name, whole)
+    return module.float()
 
 
 def _left_out(layer: nn.Module) -> nn.Module:
@@ -261,16 +275,17 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
     embeddings = backbone.model.get_input_embeddings()
     used = {id(each.weight) for each in [embeddings, *norms, *linear]}
     used |= {id(each.bias) for each in linear}
+    small = {id(each.weight) for each in linear if is_four_bit_linear(each)}
     # The module of the embeddings itself is called, and checkpointing puts a hook there.
     inside = [module for module in decoder.modules() if module is not embeddings]
     some, rotation = torch.linspace(-8, 8, 33), decoder.rotary_emb.rope_type
     device = backbone.device.type
     return (
-        all(is_plain_linear(each, device) for each in linear)
+        all(id(each.weight) in small or is_plain_linear(each, device) for each in linear)
         and all(
             id(parameter) in used and parameter.dtype == decoder.norm.weight.dtype
             for parameter in decoder.parameters()
-            if id(parameter) not in adapters
+            if id(parameter) not in adapters | small
         )
         and not any(module._forward_hooks or module._forward_pre_hooks for module in inside)
         and all(torch.allclose(layer.mlp.act_fn(some), F.silu(some)) for layer in decoder.layers)

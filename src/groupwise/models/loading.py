@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from groupwise.errors import UsageError, first_line, install_command
+from groupwise.kernels import FourBits
 from groupwise.models.adapters import SavedAdapter, folder_fingerprint, new_adapter
 from groupwise.models.hub import check_on_hub, commit_in_cache, current_commit
 from groupwise.models.policy import Policy, make_policy, without_bars
@@ -28,8 +29,6 @@ BUNDLED = {"bundled": "word-problems-base", "bundled:search": "search-base"}
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "*.tiktoken", "tekken*")
 """File names of tokenizers."""
 
-BLOCK = 64
-"""Weights that share a scale in 4 bits."""
 DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -374,10 +373,10 @@ def check_four_bits(model: Any, path: str | Path) -> None:
         # The layout that bitsandbytes uses in evaluation mode on such a CPU propagates no gradient.
         setattr(layer, "support_avx512bf16_for_cpu", False)  # noqa: B010
         # If rows share a block of 64, its CPU kernel silently uses a wrong scale.
-        if layer.weight.device.type == "cpu" and layer.in_features % BLOCK:
+        if layer.weight.device.type == "cpu" and layer.in_features % FourBits.BLOCK:
             raise UsageError(
                 f"model.quantization = 'nf4': on a CPU, bitsandbytes computes wrong results for "
-                f"matrices whose row length is not a multiple of {BLOCK}, and {name} of "
+                f"matrices whose row length is not a multiple of {FourBits.BLOCK}, and {name} of "
                 f"{str(path)!r} has rows of {layer.in_features}; remove the setting, or use "
                 "another model."
             )

@@ -67,10 +67,8 @@ def added_in_rollouts(layer: nn.Module) -> LowRank | None:
         ValueError: it is no low-rank adapter, or one with a bias, a variant such as DoRA, weights
             that are not float32, or more than one adapter at once.
     """
-    plain = type(layer) in (lora.Linear, SummedLinear) and _is_plain(
-        layer, (nn.Identity, nn.Dropout)
-    )
-    if not plain:
+    known = type(layer) in {*SUMMED, *SUMMED.values()}
+    if not known or not _is_plain(layer, (nn.Identity, nn.Dropout)):
         raise ValueError(f"{type(layer).__name__}: is not a plain low-rank adapter")
     of: Any = layer
     merged = of.disable_adapters or of.merged

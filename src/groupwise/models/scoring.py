@@ -33,6 +33,7 @@ from groupwise.models.loading import (
     check_weights,
     configuration,
     four_bits,
+    release_file,
 )
 from groupwise.models.policy import Policy, make_policy
 from groupwise.models.seeds import own_random_numbers
@@ -100,6 +101,8 @@ def load_scorer(
         _leave_out_heads(loaded)
     check_weights(loaded, path)
     check_four_bits(model, path)
+    if quantization is not None:
+        release_file(model)
     policy = scoring_policy(model, tokenizer)
     if source.adapter is not None:
         return replace(policy, model=source.adapter.attached(model, adapter))

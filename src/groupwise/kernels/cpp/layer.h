@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 
+#include "four_bits.h"
 #include "vectors.h"
 
 // Memory without content, or null when there is none left.
@@ -19,7 +20,8 @@ template <typename Number>
 struct Linear {
     const Number *x;       // [rows, depth]
     const Number *weight;  // [panels, depth, 32], or [panels, depth / 2, 32, 2] of pairs; if gated,
-                           // 16 columns of the gate, then 16 of W
+                           // 16 columns of the gate, then 16 of W; null where they have 4 bits
+    FourBits small;        // the same columns in 4 bits
     const float *bias;     // [panels, 32]
     // An adapter adds (x · Aᵀ) · Bᵀ in float32.
     const float *a;        // [rank / 16 rounded up, depth, 16], or null where there is none

@@ -142,8 +142,9 @@ public:
     }
 };
 
-// out[rows, 32] += x[rows, depth] · weight[depth, 32], in tiles of 16 rows, 32 numbers deep.
-INLINE void add_tiles(const Narrow *x, const Narrow *weight, int64_t rows, int64_t depth, float *out)
+// out[rows, 32] += x · weight[depth, 32], row i of x at x + i · x_row, in tiles of 16 rows, 32 numbers deep.
+INLINE void add_tiles(const Narrow *x, int64_t x_row, const Narrow *weight, int64_t rows, int64_t depth,
+                      float *out)
 {
     const bool tall = rows > 16;
     constexpr int64_t OF_PANEL = 4 * PANEL;  // bytes of a row
@@ -155,13 +156,13 @@ INLINE void add_tiles(const Narrow *x, const Narrow *weight, int64_t rows, int64
         _tile_loadd(3, out + UNIT * PANEL + UNIT, OF_PANEL);
     }
     for (int64_t k = 0; k + 32 <= depth; k += 32) {
-        _tile_loadd(4, x + k, 2 * depth);
+        _tile_loadd(4, x + k, 2 * x_row);
         _tile_loadd(6, weight + k * PANEL, OF_PANEL);
         _tile_loadd(7, weight + k * PANEL + PANEL, OF_PANEL);
         _tile_dpbf16ps(0, 4, 6);
         _tile_dpbf16ps(1, 4, 7);
         if (tall) {
-            _tile_loadd(5, x + UNIT * depth + k, 2 * depth);
+            _tile_loadd(5, x + UNIT * x_row + k, 2 * x_row);
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }

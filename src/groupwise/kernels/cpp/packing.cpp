@@ -6,8 +6,8 @@
 extern "C" {
 
 // to[panel, k, j] = from[panel · 32 + j, k], for from [rows, depth] and to [panels, depth, 32]; with a
-// gate like `from`, 16 columns of the gate and then 16 of `from`. Pairs of bfloat16 are moved as one
-// number.
+// gate like `from`, 16 columns of the gate and then 16 of `from`. Pairs of bfloat16
+// and eight codes of 4 bits are moved as one number.
 void pack_panels(const float *gate, const float *from, int64_t rows, int64_t depth, float *to,
                  int64_t threads)
 {

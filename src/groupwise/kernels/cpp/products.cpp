@@ -59,27 +59,41 @@ INLINE void add_in_parts(const float *x, int64_t x_row, const Number *panel, int
     }
 }
 
-// out[rows, 32] += x[rows, depth] · weight[depth, 32]
+// out[rows, 32] += x · weight[depth, 32], row i of x at x + i · x_row
 template <typename Number>
-INLINE void add_product(const float *x, const Number *weight, int64_t rows, int64_t depth, float *out)
+INLINE void add_product(const float *x, int64_t x_row, const Number *weight, int64_t rows, int64_t depth,
+                        float *out)
 {
-    add_in_parts(x, depth, weight, rows, depth, out);
+    add_in_parts(x, x_row, weight, rows, depth, out);
 }
 
 #ifdef __AVX512BF16__
-INLINE void add_product(const Narrow *x, const Narrow *weight, int64_t rows, int64_t depth, float *out)
+INLINE void add_product(const Narrow *x, int64_t x_row, const Narrow *weight, int64_t rows, int64_t depth,
+                        float *out)
 {
     int64_t done = 0;
 #ifdef __AMX_BF16__
     if (amx) {
         done = depth / 32 * 32;
-        add_tiles(x, weight, rows, depth, out);
+        add_tiles(x, x_row, weight, rows, depth, out);
     }
 #endif
     const float *pairs = (const float *)(x + done), *rest = (const float *)(weight + done * PANEL);
-    add_in_parts<Pair>(pairs, depth / 2, rest, rows, (depth - done) / 2, out);
+    add_in_parts<Pair>(pairs, x_row / 2, rest, rows, (depth - done) / 2, out);
 }
 #endif
+
+// out[rows, 32] += x · weights in 4 bits, which become numbers in parts that stay in the first-level cache.
+template <typename Number>
+INLINE void add_small(const Linear<Number> &l, int64_t panel, const Factor<Number> *x, int64_t rows,
+                      float *out)
+{
+    alignas(64) Factor<Number> part[OF_SCALE * PANEL];
+    for (int64_t k = 0; k < l.depth; k += OF_SCALE) {
+        decode<Number>(l.small, panel, l.depth, k, part);
+        add_product(x + k, l.depth, part, rows, OF_SCALE, out);
+    }
+}
 
 // What a thread has to set before it computes products of a Number, for a number of rows.
 template <typename Number>
@@ -191,7 +205,10 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
             for (int64_t j = 0; j < PANEL; j++)
                 block[i][j] = l.bias[panel * PANEL + j];
         ready.set(rows);
-        add_product(x + row * l.depth, weight, rows, l.depth, block[0]);
+        if (l.small.codes)
+            add_small(l, panel, x + row * l.depth, rows, block[0]);
+        else
+            add_product(x + row * l.depth, l.depth, weight, rows, l.depth, block[0]);
         if (inner) {
             for (int64_t i = 0; i < rows; i++)
                 for (int64_t j = 0; j < PANEL; j += LANES)
@@ -263,6 +280,7 @@ int linear(const Linear<Number> &l)
 template int linear(const Linear<float> &l);
 template int linear(const Linear<Narrow> &l);
 
+SIZE_OF(FourBits, FourBits)
 SIZE_OF(Linear, Linear<float>)
 SIZE_OF(Product, Product<float, float>)
 

@@ -62,11 +62,17 @@ INLINE Vector load(const Narrow *place)
     return (Vector)(__builtin_convertvector(*(const Narrows *)place, Bits) << 16);
 }
 
+// The bits of x rounded to bfloat16, below whose 16 others remain.
+INLINE Bits rounded_bits(Vector x)
+{
+    const Bits bits = (Bits)x;
+    return x == x ? bits + 0x7fff + (bits >> 16 & 1) : Bits{} + 0x7fc00000;
+}
+
 INLINE void store(Vector x, float *place) { at(place) = x; }
 INLINE void store(Vector x, Narrow *place)
 {
-    const Bits bits = (Bits)x, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-    *(Narrows *)place = __builtin_convertvector(x == x ? rounded : Bits{} + 0x7fc0, Narrows);
+    *(Narrows *)place = __builtin_convertvector(rounded_bits(x) >> 16, Narrows);
 }
 
 // x rounded to a Number.
@@ -81,9 +87,9 @@ INLINE float rounded(float x)
 template <typename Number>
 INLINE Vector rounded(Vector x)
 {
-    Number places[LANES];
-    store(x, places);
-    return load(places);
+    if constexpr (sizeof(Number) == sizeof(Narrow))
+        return (Vector)(rounded_bits(x) & 0xffff0000);
+    return x;
 }
 
 // Numbers as float32: in place, or converted into scratch.
