@@ -2,7 +2,6 @@
 // their prompt, whose scores are one product of matrices (the batched prefix of shared-prefix
 // attention, as in "Hydragen", 2402.05099); each attends to its own suffix by itself.
 
-#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <omp.h>
@@ -10,6 +9,7 @@
 #include <vector>
 
 #include "decoding.h"
+#include "memory.h"
 
 namespace {
 
@@ -226,13 +226,13 @@ int attend(const Attention<Number> &a)
         most = std::max(most, shares.back().assign(nullptr, 0));
     }
     most = SlotHead<Number>::whole(most);
-    float *scratch = (float *)std::aligned_alloc(4 * LANES, sizeof(float) * most * a.threads);
+    const auto scratch = memory_of<float>(most * a.threads);
     if (!scratch)
         return 1;
     const int64_t units = shares.size() * a.cache.key_heads;
 #pragma omp parallel num_threads(a.threads)
     {
-        float *mine = scratch + most * omp_get_thread_num();
+        float *mine = scratch.get() + most * omp_get_thread_num();
         const auto share_of = [&](int64_t unit) {
             SlotHead<Number> share = shares[unit / a.cache.key_heads];
             share.assign(mine, unit % a.cache.key_heads);
@@ -254,7 +254,6 @@ int attend(const Attention<Number> &a)
             share.weighted_sum();
         }
     }
-    std::free(scratch);
     return 0;
 }
 

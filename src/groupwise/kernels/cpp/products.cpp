@@ -3,13 +3,13 @@
 // them in order (GEBP: Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
 // 2008).
 
-#include <cstdlib>
 #include <cstring>
 #include <omp.h>
 #include <optional>
 #include <type_traits>
 
 #include "layer.h"
+#include "memory.h"
 #include "multiply.h"
 #include "product.h"
 
@@ -396,19 +396,17 @@ struct Multiplication : Product<Number, Out> {
         const int64_t of_columns = (columns + PANEL - 1) / PANEL * PANEL;
         const int64_t whole = (long_left ? of_columns : in_place() ? 0 : of_rows) * depth;
         const int64_t part = (long_left ? PACK : PANEL) * depth;
-        float *memory =
-            (float *)std::aligned_alloc(4 * UNIT, sizeof(float) * (whole + part * threads));
+        const auto memory = memory_of<float>(whole + part * threads);
         if (!memory)
             return 1;
 #pragma omp parallel num_threads(threads)
         {
-            float *mine = memory + whole + part * omp_get_thread_num();
+            float *all = memory.get(), *mine = all + whole + part * omp_get_thread_num();
             if (long_left)
-                by_rows(memory, mine);
+                by_rows(all, mine);
             else
-                by_panels(memory, mine);
+                by_panels(all, mine);
         }
-        std::free(memory);
         return 0;
     }
 };

@@ -3,8 +3,6 @@
 // to be transposed. Here both factors are packed into tiles as the instructions read them: the shorter
 // one as a whole, and of the other one as many panels as stay in the second-level cache.
 
-#include <cstdlib>
-
 #include "product.h"
 #include "tiles.h"
 
@@ -230,18 +228,17 @@ struct TiledProduct : Product<Narrow, Out> {
         const int64_t fair = (panels + threads - 1) / threads;
         const int64_t group = std::max<int64_t>(std::min(fitting, fair), 1);
         const int64_t size = (others + group * threads) * of_panel;
-        const auto packed = (Narrow *)std::aligned_alloc(64, 64 + sizeof(Narrow) * size);
+        const auto packed = memory_of<Narrow>(size);
         if (!packed)
             return 1;
 #pragma omp parallel num_threads(threads)
         {
-            Narrow *mine = packed + (others + group * omp_get_thread_num()) * of_panel;
+            Narrow *all = packed.get(), *mine = all + (others + group * omp_get_thread_num()) * of_panel;
             if (by_rows)
-                compute<true>(packed, mine, of_panel, group);
+                compute<true>(all, mine, of_panel, group);
             else
-                compute<false>(packed, mine, of_panel, group);
+                compute<false>(all, mine, of_panel, group);
         }
-        std::free(packed);
         return 0;
     }
 };

@@ -2,12 +2,10 @@
 
 #pragma once
 
+#include "memory.h"
 #include "multiply.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
-
-#include <cstdlib>
-#include <memory>
 
 namespace {
 
@@ -16,21 +14,6 @@ constexpr int64_t TILE = 16 * 32;  // bfloat16 numbers of a tile
 constexpr int64_t BLOCK = 2 * TILE;  // those of SIDE rows or columns, SIDE deep
 
 int64_t blocks(int64_t size) { return (size + SIDE - 1) / SIDE; }
-
-struct Free {
-    void operator()(void *memory) const { std::free(memory); }
-};
-
-template <typename T>
-using Memory = std::unique_ptr<T[], Free>;
-
-// Memory that starts on a cache line; null when there is none.
-template <typename T>
-Memory<T> memory_of(int64_t size)
-{
-    const int64_t bytes = (std::max<int64_t>(size, 1) * sizeof(T) + 63) / 64 * 64;
-    return Memory<T>((T *)std::aligned_alloc(64, bytes));
-}
 
 __mmask16 first(int64_t count) { return (1u << std::min<int64_t>(std::max<int64_t>(count, 0), 16)) - 1; }
 

@@ -3,10 +3,10 @@
 // log-normaliser in the backward pass, as in FlashAttention-2 (Dao, 2307.08691).
 
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <omp.h>
 
+#include "memory.h"
 #include "tree.h"
 
 SIZE_OF(Tree, Tree<float>)
@@ -173,15 +173,14 @@ struct QueryBlock {
 };
 
 // Scratch memory of all threads, or null when out of memory.
-float *tree_scratch(const Tree<float> &t, int64_t &each)
+Memory<float> tree_scratch(const Tree<float> &t, int64_t &each)
 {
     each = 0;
     for (int64_t s = 0; s < t.spans; s++)
         for (int64_t first = 0; first < t.length[s]; first += QUERIES)
             each = std::max(each, QueryBlock(t, s, first, 0).scratch_size());
     each = (each + LANES - 1) / LANES * LANES;
-    return (float *)std::aligned_alloc(4 * LANES, sizeof(float) * std::max<int64_t>(each, LANES) *
-                                                      t.threads);
+    return memory_of<float>(each * t.threads);
 }
 
 }  // namespace
@@ -193,15 +192,14 @@ int tree_forward_float32(const Tree<float> *call)
 {
     const Tree<float> &t = *call;
     int64_t each;
-    float *scratch = tree_scratch(t, each);
+    const auto scratch = tree_scratch(t, each);
     if (!scratch)
         return 1;
 #pragma omp parallel for num_threads(t.threads) schedule(dynamic) collapse(2)
     for (int64_t s = 0; s < t.spans; s++)
         for (int64_t h = 0; h < t.heads; h++)
             for (int64_t first = 0; first < t.length[s]; first += QUERIES)
-                QueryBlock(t, s, first, h).forward(scratch + each * omp_get_thread_num());
-    std::free(scratch);
+                QueryBlock(t, s, first, h).forward(scratch.get() + each * omp_get_thread_num());
     return 0;
 }
 
@@ -210,7 +208,7 @@ int tree_backward_float32(const Tree<float> *call)
 {
     const Tree<float> &t = *call;
     int64_t each;
-    float *scratch = tree_scratch(t, each);
+    const auto scratch = tree_scratch(t, each);
     if (!scratch)
         return 1;
 #pragma omp parallel for num_threads(t.threads) schedule(dynamic) collapse(3)
@@ -218,10 +216,9 @@ int tree_backward_float32(const Tree<float> *call)
         for (int64_t part = 0; part < t.parts; part++)
             for (int64_t head = 0; head < t.key_heads; head++)
                 each_owned(t, prompt, part, head, QUERIES, [&](int64_t s, int64_t first, int64_t h) {
-                    float *own = scratch + each * omp_get_thread_num();
+                    float *own = scratch.get() + each * omp_get_thread_num();
                     QueryBlock(t, s, first, h).backward(own, part);
                 });
-    std::free(scratch);
     return 0;
 }
 }
