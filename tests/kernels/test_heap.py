@@ -81,6 +81,42 @@ def test_a_buffer_fits_the_hole_of_one_of_its_size_and_a_profile_sees_it() -> No
     assert (profiled, failed) == (str(4 * 2**20), "True")
 
 
+# A product needs as much scratch memory as a buffer had that was freed: (24 + 32) x 65,536 numbers
+# of float32, 14 MiB. The heap grows by as much if they do not fit its hole.
+SCRATCH = """
+import sys, torch
+from groupwise.kernels import cpu, keep_freed_memory, select
+select("auto")
+torch.set_num_threads(1)
+if cpu.multiplies_tiles() or not keep_freed_memory():
+    sys.exit(3)
+def heap():
+    rows = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith("[heap]")]
+    first, last = rows[0][0].split("-")
+    return int(last, 16) - int(first, 16)
+def compute(left, right):
+    cpu.matmul(left, right, onto=torch.zeros(len(left), right.shape[1]))
+left, right = torch.ones(24, 2**16).bfloat16(), torch.ones(2**16, 32).bfloat16()
+compute(left[:, :64], right[:64])
+buffers = [torch.empty(56 * 2**16) for _ in range(8)]
+buffers[::2] = [None] * 4
+full = heap()
+compute(left, right)
+print((heap() - full) >> 20)
+"""
+
+
+def test_scratch_memory_of_a_kernel_fits_the_hole_of_a_buffer() -> None:
+    if allocator() is None:
+        pytest.skip("no g++ whose programs this machine loads")
+    command = [sys.executable, "-c", SCRATCH]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 3:
+        pytest.skip("this C library has no mallopt, or products need other scratch memory here")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 4, "MiB"
+
+
 def test_without_compiled_kernels_torch_keeps_its_allocator() -> None:
     """No program is compiled then; the heap grows where glibc is older than 2.38."""
     script = """
