@@ -22,7 +22,7 @@ from groupwise.config import Config, load
 from groupwise.config.dry_run import Live
 from groupwise.config.memory import MemoryPlan, memory_plan, memory_savings, rollout_limits
 from groupwise.errors import UsageError
-from groupwise.kernels import GroupCache, Reference, active, using
+from groupwise.kernels import GroupCache, Reference, active, onednn, using
 from groupwise.models import save_policy
 from groupwise.rollouts.engines import group
 from groupwise.training.distillation import make_teacher
@@ -211,6 +211,25 @@ def test_weights_that_a_rollout_lays_out(tmp_path: Path) -> None:
     small = planned(tmp_path, "model.adapter={rank=2}", "model.quantization=nf4")[0]
     assert small.rollout[laid_out] == 4 * head + matrices * (1 / 2 + 4 / 64)
     assert laid_out not in planned(tmp_path, "engine.name=generate")[0].rollout
+
+
+def test_a_model_too_large_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decoder copies all weights or none; without it, layers are copied while there is room,
+    and none that has 4 bits."""
+    narrow: dict[str, Any] = {"bias": False, "dtype": torch.bfloat16}
+    layers = torch.nn.ModuleList(torch.nn.Linear(512, 256, **narrow) for _ in range(4))
+    size, small = 2 * 512 * 256, 0.5625 * 512 * 256
+    if active().copied_bytes(layers, four_bit=[]) != 4 * size:
+        pytest.skip("there are no CPU kernels here")
+    three = [*layers][:3]
+    assert active().copied_bytes(layers, four_bit=three) == size + 3 * small
+    monkeypatch.setattr("groupwise.kernels.auto.COPY_LIMIT", 3 * size)
+    monkeypatch.setattr("groupwise.kernels.onednn.COPY_LIMIT", 3 * size)
+    fast = torch.bfloat16 in onednn.dtypes()
+    assert active().copied_bytes(layers, four_bit=[]) == (3 * size if fast else 0)
+    assert active().copied_bytes(layers, four_bit=three) == size + 3 * small
+    monkeypatch.setattr("groupwise.kernels.auto.COPY_LIMIT", size)
+    assert active().copied_bytes(layers, four_bit=three) == (size if fast else 0)
 
 
 def test_settings_that_save_memory_are_planned_to(model: Path) -> None:

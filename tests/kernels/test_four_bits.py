@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import groupwise.testing.engines as contract
+from groupwise.integrations.trl import GRPOConfig
+from groupwise.integrations.trl.loading import policy as policy_of
 from groupwise.kernels import Affine, FourBits, LowRank, active, is_four_bit_linear
 from groupwise.kernels import layers as training
 from groupwise.kernels.auto import Auto
@@ -170,6 +172,32 @@ def test_a_layer_computes_in_another_dtype_by_itself() -> None:
         assert torch.equal(layer(x), type(layer).forward(layer, x))
 
 
+def test_a_layer_that_was_laid_out_anew_is_left_to_bitsandbytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In evaluation on a processor with AVX512-BF16, after it was recognised."""
+    monkeypatch.setattr(training, "multiplies_any", lambda *_, **__: True)
+    layer, x = layer_of(512, 256, torch.float32), torch.randn(5, 256)
+    routed = use_kernels(layer)
+    layer.weight.quant_state.packing_format_for_cpu = True
+    monkeypatch.setattr(type(layer), "forward", lambda _, given: given)
+    with routed:
+        assert "forward" in vars(layer) and layer(x) is x
+
+
+@pytest.mark.parametrize("shape", [(256,), (0, 256), (2, 0, 256), (1, 3, 256)])
+def test_inputs_of_any_shape_and_biases_of_another_dtype(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "multiplies_any", lambda *_, **__: True)
+    layer, x = layer_of(320, 256, torch.float32, bias=True), torch.randn(shape)
+    layer.bias.data = torch.randn(320).bfloat16()
+    with use_kernels(layer):
+        found = layer(x)
+    assert found.dtype == torch.float32 and found.shape == (*shape[:-1], 320)
+    torch.testing.assert_close(found, x @ whole(layer).t() + layer.bias.float())
+
+
 # Rollouts
 
 
@@ -208,3 +236,14 @@ def test_sampled_log_probabilities_are_those_of_the_4_bit_model(tmp_path: Path) 
     engine = GroupEngine(policy)
     assert engine.calls is not None and engine.exact_continuation
     contract.check_logprobs(engine, policy)
+
+
+def test_a_model_at_hand_stays_in_the_layout_of_training(tmp_path: Path) -> None:
+    """Otherwise its first rollout may lay it out anew, and no gradient passes."""
+    made = four_bit_policy(tmp_path / "model", "float32")
+    small = [x for x in made.model.modules() if hasattr(x, "support_avx512bf16_for_cpu")]
+    for layer in small:
+        layer.support_avx512bf16_for_cpu = True
+    args = GRPOConfig(output_dir=str(tmp_path / "run"))
+    assert policy_of(made.model, args, tokenizer=made.tokenizer).model is made.model
+    assert len(small) == 14 and not any(x.support_avx512bf16_for_cpu for x in small)

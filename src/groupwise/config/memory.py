@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     AutoModelForCausalLM,
@@ -51,8 +50,6 @@ PROMPT = 256
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes per 4-bit weight: the weight, an 8-bit scale per 64 weights, a 32-bit scale per 256
 scales."""
-COPY_BYTES = 0.5 + 4 / 64
-"""Bytes per 4-bit weight of a copy for rollouts: the weight, and a 32-bit scale per 64 weights."""
 MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2}
 """Bytes per trained weight for the two moments."""
 
@@ -174,7 +171,9 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
             # Completions wait in the cache during the update.
             update |= {name: size for name, size in rollout.items() if name != "buffers"}
     if update and config.model.quantization is not None:
-        update["a matrix of more than 4 bits"] = max(weight.nbytes for weight in _four_bit(model))
+        update["a matrix of more than 4 bits"] = max(
+            layer.weight.nbytes for layer in _four_bit(model)
+        )
     return MemoryPlan(
         held=held,
         rollout=rollout,
@@ -280,7 +279,7 @@ def _held(
     base = {n: p for n, p in model.named_parameters() if n not in adapter}
     weights = sum(p.nbytes for p in base.values())
     if config.model.quantization is not None:
-        small = _four_bit(model)
+        small = [layer.weight for layer in _four_bit(model)]
         weights += sum(math.ceil(p.numel() * NF4_BYTES) - p.nbytes for p in small)
     masters = [tensor for master in optimizer.masters.values() for tensor in master.held]
     trained = sum(p.numel() for p in optimizer.parameters.values())
@@ -340,20 +339,14 @@ def _teacher_bytes(config: Config, path: str) -> int:
 def _laid_out(config: Config, model: Any) -> int:
     """Copies of weights in the layout of a rollout's kernels."""
     four = _four_bit(model) if config.model.quantization is not None else []
-    small = {id(weight) for weight in four}
-
-    def size(layer: torch.nn.Linear) -> int:
-        weight = layer.weight
-        return math.ceil(weight.numel() * COPY_BYTES) if id(weight) in small else weight.nbytes
-
-    return sum(map(size, active().copied_layers(model, size=size)))
+    return active().copied_bytes(model, four_bit=four)
 
 
-def _four_bit(model: Any) -> list[Tensor]:
-    """The matrices that nf4 quantises: those of all linear layers except the head."""
+def _four_bit(model: Any) -> list[torch.nn.Linear]:
+    """The layers whose weights nf4 quantises: all linear layers except the head."""
     head = model.get_output_embeddings()
     return [
-        module.weight
+        module
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head and "lora_" not in name
     ]

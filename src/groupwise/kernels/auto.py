@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+import math
+from collections.abc import Callable, Collection, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,11 +14,13 @@ from groupwise.kernels import adamw, cpu, gpu, gpu_attention, layers, log_softma
 from groupwise.kernels.build import compiled, shapes_only
 from groupwise.kernels.decoder import CpuDecoder
 from groupwise.kernels.decoding import decode_attention
+from groupwise.kernels.four_bits import FourBits
 from groupwise.kernels.gpu import reason
 from groupwise.kernels.gpu_decoder import GpuDecoder
 from groupwise.kernels.graphs import DecodingGraphs, GraphMemory
 from groupwise.kernels.interface import (
     BACKENDS,
+    COPY_LIMIT,
     Affine,
     Decoder,
     DecoderLayer,
@@ -236,13 +239,20 @@ class Auto(Reference):
     def shapes_only(self) -> AbstractContextManager[None]:
         return shapes_only()
 
-    def copied_layers(
-        self, model: nn.Module, *, size: Callable[[nn.Linear], int]
-    ) -> list[nn.Linear]:
-        dtypes = {*onednn.dtypes()} if "onednn_layers" in self.on else set()
+    def copied_bytes(self, model: nn.Module, *, four_bit: Collection[nn.Module]) -> int:
         if "decoder" in self.on and compiled() is not None:
-            dtypes |= {*cpu.TYPES}
-        return onednn.large_layers(model, dtypes=dtypes, size=size)
+            copies = sum(
+                math.ceil(layer.weight.numel() * FourBits.COPY_BYTES)
+                if layer in four_bit
+                else layer.weight.nbytes
+                for layer in onednn.large_layers(model, cpu.TYPES)
+            )
+            if copies <= COPY_LIMIT:
+                return copies
+        if "onednn_layers" not in self.on:
+            return 0
+        layers = onednn.copied_layers(model, without=four_bit)
+        return sum(layer.weight.nbytes for layer in layers)
 
     def decoder(
         self,

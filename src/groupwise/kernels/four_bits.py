@@ -23,6 +23,8 @@ class FourBits:
 
     BLOCK: ClassVar[int] = 64
     """Numbers of a row that share a scale."""
+    COPY_BYTES: ClassVar[float] = 0.5 + 4 / BLOCK
+    """Bytes per number of the copy that a rollout makes."""
 
     codes: UInt8[Tensor, "outputs half_inputs"]
     scales: Float32[Tensor, "outputs blocks"]
@@ -82,9 +84,14 @@ class FourBits:
         return (self.levels[codes.int()] * self.scales[..., None]).flatten(1).to(self.dtype)
 
 
+def has_training_layout(layer: Any) -> bool:
+    """Whether the weight of a 4-bit layer is laid out as bitsandbytes trains. In evaluation, it has
+    another layout for processors with AVX512-BF16."""
+    return not getattr(layer.weight.quant_state, "packing_format_for_cpu", False)
+
+
 def is_four_bit_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer on a CPU is x · Wᵀ + bias with a weight in 4 bits, in the layout in which
-    bitsandbytes trains. (In evaluation, it has another one for processors with AVX512-BF16.)"""
+    """Whether a layer on a CPU is x · Wᵀ + bias with a weight in 4 bits, laid out for training."""
     library: Any = sys.modules.get("bitsandbytes")  # slow to import, and there if a layer is
     if library is None or type(layer) is not library.nn.Linear4bit or "forward" in vars(layer):
         return False
@@ -94,7 +101,7 @@ def is_four_bit_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
         state is not None
         and of.weight.device.type == "cpu"
         and of.weight.dtype == torch.uint8
-        and not getattr(state, "packing_format_for_cpu", False)
+        and has_training_layout(of)
         and state.blocksize == FourBits.BLOCK
         and of.in_features % FourBits.BLOCK == 0
     )

@@ -10,7 +10,7 @@ Everything outside this package asks `active()` and imports no kernel by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -432,11 +432,9 @@ class Backend(Protocol):
         run do, and compute nothing."""
         ...
 
-    def copied_layers(
-        self, model: nn.Module, *, size: Callable[[nn.Linear], int]
-    ) -> list[nn.Linear]:
-        """The layers of which `inference_layers` or `decoder` makes copies, of these sizes in
-        bytes."""
+    def copied_bytes(self, model: nn.Module, *, four_bit: Collection[nn.Module]) -> int:
+        """The size of the copies of weights that `decoder` makes of a model like Llama, or
+        `inference_layers` where those would be too large. Layers in `four_bit` will have 4 bits."""
         ...
 
     def decoder(

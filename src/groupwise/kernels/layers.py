@@ -41,7 +41,7 @@ from groupwise.kernels.cpu import (
     multiplies_any,
     multiplies_tiles,
 )
-from groupwise.kernels.four_bits import is_four_bit_linear
+from groupwise.kernels.four_bits import has_training_layout, is_four_bit_linear
 from groupwise.kernels.onednn import SMALLEST
 from groupwise.kernels.reference import accumulable_grad, is_plain_linear
 
@@ -221,12 +221,14 @@ def _linear_with_tiles(layer: Any, input: Tensor) -> Tensor:
 
 
 def _four_bit_linear(layer: Any, x: Tensor) -> Tensor:
-    if x.dtype != _dtype_of_product(layer):
+    # A rollout may have laid the weight out anew since the layer was recognised.
+    if x.dtype != _dtype_of_product(layer) or not has_training_layout(layer):
         return type(layer).forward(layer, x)
     apply: Any = _FourBitLinear.apply
-    rows = x.reshape(-1, x.shape[-1])
-    out = apply(rows, layer.bias, layer.weight.detach(), layer.weight.quant_state)
-    return out.unflatten(0, x.shape[:-1])
+    rows, bias = x.reshape(-1, x.shape[-1]), layer.bias
+    bias = None if bias is None else bias.to(x.dtype)
+    out = apply(rows, bias, layer.weight.detach(), layer.weight.quant_state)
+    return out.view(*x.shape[:-1], layer.out_features)
 
 
 def _dtype_of_product(layer: Any) -> torch.dtype:

@@ -121,23 +121,24 @@ def pad_rows(values: Shaped[Tensor, "rows *rest"]) -> Shaped[Tensor, "padded *re
     return F.pad(values, (0, 0) * (values.dim() - 1) + (0, missing))
 
 
-def copied_layers(model: nn.Module) -> list[nn.Linear]:
-    """The layers of whose weights `reordered_layers` makes copies."""
-    return large_layers(model, dtypes=dtypes(), size=lambda layer: layer.weight.nbytes)
-
-
-def large_layers(
-    model: nn.Module, *, dtypes: Collection[torch.dtype], size: Callable[[nn.Linear], int]
+def copied_layers(
+    model: nn.Module, *, without: Collection[nn.Module] = frozenset()
 ) -> list[nn.Linear]:
-    """Linear layers whose copies, of these sizes in bytes, stay within the limit."""
+    """The layers of whose weights `reordered_layers` makes copies."""
     room, found = COPY_LIMIT, []
-    for layer in model.modules():
-        if (
-            is_plain_linear(layer)
-            and layer.weight.dtype in dtypes
-            and layer.weight.numel() >= SMALLEST
-            and size(layer) <= room
-        ):
-            room -= size(layer)
+    for layer in large_layers(model, dtypes()):
+        if layer not in without and layer.weight.nbytes <= room:
+            room -= layer.weight.nbytes
             found.append(layer)
     return found
+
+
+def large_layers(model: nn.Module, dtypes: Collection[torch.dtype]) -> list[nn.Linear]:
+    """Linear layers that are worth a copy."""
+    return [
+        layer
+        for layer in model.modules()
+        if is_plain_linear(layer)
+        and layer.weight.dtype in dtypes
+        and layer.weight.numel() >= SMALLEST
+    ]

@@ -3,7 +3,7 @@ what the kernels are tested against."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TypeGuard
@@ -258,10 +258,8 @@ class Reference:
     def shapes_only(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def copied_layers(
-        self, model: nn.Module, *, size: Callable[[nn.Linear], int]
-    ) -> list[nn.Linear]:
-        return []
+    def copied_bytes(self, model: nn.Module, *, four_bit: Collection[nn.Module]) -> int:
+        return 0
 
     def decoder(
         self,

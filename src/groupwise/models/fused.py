@@ -294,9 +294,16 @@ def _only_known_parts(decoder: Any, backbone: Backbone) -> bool:
         and rotation != "longrope"
         and (
             device != "cpu"  # where nothing is copied
-            or sum(each.weight.nbytes for each in [*linear, backbone.head]) <= COPY_LIMIT
+            or sum(map(_copied_bytes, [*linear, backbone.head])) <= COPY_LIMIT
         )
     )
+
+
+def _copied_bytes(linear: nn.Linear) -> float:
+    """The size of the copy of a weight."""
+    if is_four_bit_linear(linear):
+        return linear.in_features * linear.out_features * FourBits.COPY_BYTES
+    return linear.weight.nbytes
 
 
 def _of_adapter(linear: nn.Module) -> set[int]:

@@ -23,7 +23,7 @@ from groupwise.distributed.launched import follows, launched
 from groupwise.distributed.lost import RankLost
 from groupwise.errors import GroupwiseError, RunError, UsageError, first_line
 from groupwise.models import Policy, make_policy
-from groupwise.models.loading import with_settings
+from groupwise.models.loading import check_four_bits, with_settings
 from groupwise.prompts.templates import fix_variables
 from groupwise.rundir.files import SAVED, read_lines
 from groupwise.training.checkpoint import files as checkpoint
@@ -133,6 +133,7 @@ def train(
     else:
         policy = make_policy(model, tokenizer)
         named_as = getattr(model, "name_or_path", "") or type(model).__name__
+        check_four_bits(model, named_as)
         values["model"] = {**settings.get("model", {}), "path": named_as}
     config = build(values)
     if policy is not None:

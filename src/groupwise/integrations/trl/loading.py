@@ -15,6 +15,7 @@ from groupwise.integrations.trl.config import GRPOConfig
 from groupwise.integrations.trl.settings import dtype, revision, trusts_remote_code, wrong
 from groupwise.models import Policy, is_adapted, load_policy, make_policy
 from groupwise.models.adapters import quiet_peft, refuse_virtual_tokens
+from groupwise.models.loading import check_four_bits
 from groupwise.models.seeds import own_random_numbers
 
 
@@ -87,6 +88,7 @@ def _at_hand(model: Any, args: GRPOConfig, tokenizer: Any) -> Policy:
             "it; merge it first (model.merge_and_unload()) and give a new peft_config",
         )
     place = str(getattr(model.config, "_name_or_path", ""))
+    check_four_bits(model, place)
     if tokenizer is None:
         try:
             tokenizer = AutoTokenizer.from_pretrained(place)
