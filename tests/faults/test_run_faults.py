@@ -328,7 +328,7 @@ def test_a_torn_checkpoint_is_named_and_the_one_before_it_used(damage: str, tmp_
 def test_what_hangs_is_named_and_ended_with_a_checkpoint(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = prepared(tmp_path, "steps=50", "watchdog.limit_minutes=0.01")
+    run = prepared(tmp_path, "steps=50", "watchdog.limit_minutes=0.05")
     run.trainer.watch.__self__.grace_s = 20.0  # type: ignore[attr-defined]
     for _ in range(2):
         run.trainer.advance()

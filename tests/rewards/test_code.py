@@ -125,7 +125,7 @@ def test_the_program_is_found_in_long_hostile_texts_at_once() -> None:
     )
     for piece in pieces:
         assert isinstance(extract_code(piece * 50_000 + "x", defines=["f"]), str)
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 60, "a search that is quadratic takes hours"
 
 
 # One row of each kind -----------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_a_judge_that_hangs_does_not_hold_up_the_checkpoint(tmp_path: Path) -> N
             time.sleep(40)
         return letters(text)
 
-    run = started(tmp_path, "watchdog.limit_minutes=0.005", functions=[judge])
+    run = started(tmp_path, "watchdog.limit_minutes=0.05", functions=[judge])
     source: Any = run.trainer.source
     while not any(each.group for each in source._undecided):
         run.trainer.advance()
