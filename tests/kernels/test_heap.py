@@ -37,6 +37,14 @@ def test_buffers_are_made_of_pages_that_are_there(megabytes: int) -> None:
     assert int(done.stdout) < 384_000 / 10
 
 
+HEAP = """
+def heap():
+    rows = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith("[heap]")]
+    first, last = rows[0][0].split("-")
+    return int(last, 16) - int(first, 16)
+"""
+"""The size of the heap, for the scripts below."""
+
 # Two rounds of 64 buffers of 1 MiB, of which every other one is freed and made again. A hole is
 # reused only where a buffer fits that needs as much room as the one before; otherwise the heap
 # grows by about 30 MiB. A small object may take the start of a hole, which costs 1 MiB.
@@ -46,10 +54,6 @@ from groupwise.kernels import keep_freed_memory, select
 select("auto")
 if not keep_freed_memory():
     sys.exit(3)
-def heap():
-    rows = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith("[heap]")]
-    first, last = rows[0][0].split("-")
-    return int(last, 16) - int(first, 16)
 buffers = [torch.empty(2**18) for _ in range(64)]
 full = heap()
 for _ in range(2):
@@ -72,7 +76,7 @@ def test_a_buffer_fits_the_hole_of_one_of_its_size_and_a_profile_sees_it() -> No
     """What memory a step takes is measured by the events of the allocator."""
     if allocator() is None:
         pytest.skip("no g++ whose programs this machine loads")
-    command = [sys.executable, "-c", HOLES]
+    command = [sys.executable, "-c", HEAP + HOLES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt")
@@ -90,10 +94,6 @@ select("auto")
 torch.set_num_threads(1)
 if cpu.multiplies_tiles() or not keep_freed_memory():
     sys.exit(3)
-def heap():
-    rows = [line.split() for line in open("/proc/self/maps") if line.rstrip().endswith("[heap]")]
-    first, last = rows[0][0].split("-")
-    return int(last, 16) - int(first, 16)
 def compute(left, right):
     cpu.matmul(left, right, onto=torch.zeros(len(left), right.shape[1]))
 left, right = torch.ones(24, 2**16).bfloat16(), torch.ones(2**16, 32).bfloat16()
@@ -109,7 +109,7 @@ print((heap() - full) >> 20)
 def test_scratch_memory_of_a_kernel_fits_the_hole_of_a_buffer() -> None:
     if allocator() is None:
         pytest.skip("no g++ whose programs this machine loads")
-    command = [sys.executable, "-c", SCRATCH]
+    command = [sys.executable, "-c", HEAP + SCRATCH]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 3:
         pytest.skip("this C library has no mallopt, or products need other scratch memory here")

@@ -31,7 +31,8 @@ class PackedLinear:
 
     Raises:
         ValueError: bfloat16 with an odd number of inputs, on a processor that multiplies them in
-            pairs; or a gate or an adapter of another size or dtype.
+            pairs; 4 bits without a scale per 64 inputs; or a gate or an adapter of another size or
+            dtype.
     """
 
     def __init__(
