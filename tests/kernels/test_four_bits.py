@@ -141,7 +141,7 @@ def test_layers_of_an_update(
     bias: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a processor on which the kernels multiply this dtype."""
-    monkeypatch.setattr(training, "multiplies_any", lambda *_, **__: True)
+    monkeypatch.setattr(training, "multiplies_in_updates", lambda *_, **__: True)
     torch.manual_seed(2)
     layer = layer_of(300, 320, dtype, bias=bias)
     x, grad = torch.randn(2, 9, 320).to(dtype), torch.randn(2, 9, 300).to(dtype)
@@ -176,7 +176,7 @@ def test_a_layer_that_was_laid_out_anew_is_left_to_bitsandbytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In evaluation on a processor with AVX512-BF16, after it was recognised."""
-    monkeypatch.setattr(training, "multiplies_any", lambda *_, **__: True)
+    monkeypatch.setattr(training, "multiplies_in_updates", lambda *_, **__: True)
     layer, x = layer_of(512, 256, torch.float32), torch.randn(5, 256)
     routed = use_kernels(layer)
     layer.weight.quant_state.packing_format_for_cpu = True
@@ -189,7 +189,7 @@ def test_a_layer_that_was_laid_out_anew_is_left_to_bitsandbytes(
 def test_inputs_of_any_shape_and_biases_of_another_dtype(
     shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "multiplies_any", lambda *_, **__: True)
+    monkeypatch.setattr(training, "multiplies_in_updates", lambda *_, **__: True)
     layer, x = layer_of(320, 256, torch.float32, bias=True), torch.randn(shape)
     layer.bias.data = torch.randn(320).bfloat16()
     with use_kernels(layer):

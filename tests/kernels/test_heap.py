@@ -9,6 +9,17 @@ import pytest
 
 from groupwise.kernels.build import allocator
 
+
+def printed(script: str, *arguments: str) -> str:
+    """What a script prints; skips the test where it exits with 3."""
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 3:
+        pytest.skip("this C library has no mallopt, or products need other scratch memory here")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 # Five times three buffers of 100 MiB, or of 800 MiB, each written to and freed: 384,000 pages of
 # 4 KiB and more unless those of the previous round are reused. The first rounds let the heap reach
 # its final size.
@@ -30,11 +41,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.parametrize("megabytes", [100, 800])
 def test_buffers_are_made_of_pages_that_are_there(megabytes: int) -> None:
-    command = [sys.executable, "-c", SCRIPT, "keep", str(megabytes)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 3:
-        pytest.skip("this C library has no mallopt")
-    assert int(done.stdout) < 384_000 / 10
+    assert int(printed(SCRIPT, "keep", str(megabytes))) < 384_000 / 10
 
 
 HEAP = """
@@ -76,11 +83,7 @@ def test_a_buffer_fits_the_hole_of_one_of_its_size_and_a_profile_sees_it() -> No
     """What memory a step takes is measured by the events of the allocator."""
     if allocator() is None:
         pytest.skip("no g++ whose programs this machine loads")
-    command = [sys.executable, "-c", HEAP + HOLES]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 3:
-        pytest.skip("this C library has no mallopt")
-    grown, profiled, failed = done.stdout.split()
+    grown, profiled, failed = printed(HEAP + HOLES).split()
     assert int(grown) <= 8, "MiB"
     assert (profiled, failed) == (str(4 * 2**20), "True")
 
@@ -109,12 +112,7 @@ print((heap() - full) >> 20)
 def test_scratch_memory_of_a_kernel_fits_the_hole_of_a_buffer() -> None:
     if allocator() is None:
         pytest.skip("no g++ whose programs this machine loads")
-    command = [sys.executable, "-c", HEAP + SCRATCH]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == 3:
-        pytest.skip("this C library has no mallopt, or products need other scratch memory here")
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) <= 4, "MiB"
+    assert int(printed(HEAP + SCRATCH)) <= 4, "MiB"
 
 
 def test_without_compiled_kernels_torch_keeps_its_allocator() -> None:

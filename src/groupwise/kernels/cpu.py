@@ -86,11 +86,11 @@ def can_multiply(*tensors: Tensor) -> bool:
     return (
         all(takes(x) and x.device.type == "cpu" for x in tensors)
         and len(dtypes) == 1
-        and multiplies_any(*dtypes, size=tensors[-1].numel())
+        and multiplies_in_updates(*dtypes, size=tensors[-1].numel())
     )
 
 
-def multiplies_any(dtype: torch.dtype, *, size: int) -> bool:
+def multiplies_in_updates(dtype: torch.dtype, *, size: int) -> bool:
     """Whether `matmul` computes products with a factor of this size on a CPU: those of float32,
     unless it is large and the processor Intel's, where MKL takes a fifth less time for an update;
     and those of bfloat16 where oneDNN has none: PyTorch's own take seven times as long as float32

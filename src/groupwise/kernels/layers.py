@@ -38,7 +38,7 @@ from groupwise.kernels.cpu import (
     can_multiply,
     can_multiply_transposed,
     matmul,
-    multiplies_any,
+    multiplies_in_updates,
     multiplies_tiles,
 )
 from groupwise.kernels.four_bits import has_training_layout, is_four_bit_linear
@@ -132,7 +132,11 @@ def _linear_forward(layer: nn.Module) -> Forward | None:
     """As `_own`, of a linear layer on a CPU; that of a frozen weight has no gradient to compute."""
     if is_four_bit_linear(layer):
         size, dtype = layer.in_features * layer.out_features, _dtype_of_product(layer)
-        return _four_bit_linear if size >= SMALLEST and multiplies_any(dtype, size=size) else None
+        return (
+            _four_bit_linear
+            if size >= SMALLEST and multiplies_in_updates(dtype, size=size)
+            else None
+        )
     if not is_plain_linear(layer, "cpu") or layer.weight.numel() < SMALLEST:
         return None
     if can_multiply(*reversed(tuple(layer.parameters()))):
