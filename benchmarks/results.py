@@ -224,8 +224,8 @@ PROCESSORS = (
         title="Without AVX-512",
         about="The same benchmarks on a processor that has AVX2 and neither AVX-512 nor products "
         "of bfloat16. PyTorch multiplies bfloat16 there at a seventh of the speed of float32 or "
-        "less, so TRL computes in float32, its fastest setting, where our side computes in bfloat16, "
-        "and the bound of bfloat16 is the rate of our own products.",
+        "less, so TRL computes in float32, its fastest setting, where our side computes in "
+        "bfloat16, and the bound of bfloat16 is the rate of our own products.",
         speedups={"embedded": 5.0, "medium-fp32": 4.0, "medium-recommended": 6.0},
     ),
 )
