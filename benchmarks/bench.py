@@ -37,7 +37,8 @@ class Part:
 
     @property
     def file(self) -> Path:
-        return folder() / f"{self.name}.json"
+        # What a card measures says little about the processor beside it.
+        return (HERE / "results" if self in GPU_PARTS else folder()) / f"{self.name}.json"
 
     @property
     def command(self) -> list[str]:
@@ -79,6 +80,7 @@ GPU_PARTS = (
          "--repeats 2"),
     Part("gpu-step", "step", "--cases gpu-0.5b-g8 --repeats 2"),
     Part("gpu-step-liger", "step", "--cases gpu-0.5b-g8@liger --repeats 2"),
+    Part("gpu-step-batching", "step", "--cases gpu-0.5b-g8@batching --repeats 2"),
     Part("gpu-rollouts", "rollouts", "--peers generate,vllm --cases gpu-0.5b-g8 --repeats 2"),
     Part("gpu-step-adapters", "step", "--cases gpu-1.5b-g8-lora,gpu-3b-g8-qlora --repeats 1"),
 )  # fmt: skip
