@@ -80,7 +80,6 @@ GPU_PARTS = (
          "--repeats 2"),
     Part("gpu-step", "step", "--cases gpu-0.5b-g8 --repeats 2"),
     Part("gpu-step-liger", "step", "--cases gpu-0.5b-g8@liger --repeats 2"),
-    Part("gpu-step-batching", "step", "--cases gpu-0.5b-g8@batching --repeats 2"),
     Part("gpu-rollouts", "rollouts", "--peers generate,vllm --cases gpu-0.5b-g8 --repeats 2"),
     Part("gpu-step-adapters", "step", "--cases gpu-1.5b-g8-lora,gpu-3b-g8-qlora --repeats 1"),
 )  # fmt: skip

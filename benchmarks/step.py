@@ -18,8 +18,7 @@ With `--busy N`, both sides are measured beside N processes that never wait; suc
 "beside N".
 
 The cases named gpu-… are for a card of 80 GB, whose larger microbatches ours uses. In @liger, TRL
-computes with Liger's kernels, without checkpointing and 16 rows per pass; in @batching it also
-generates by the continuous batching of transformers.
+computes with Liger's kernels, without checkpointing and 16 rows per pass.
 
 The cases ending in @one-pass give TRL its whole batch at once; in all others it takes 8 rows per
 pass, its default. "recommended" is bfloat16 with float32 masters here, and TRL's defaults there:
@@ -129,9 +128,6 @@ def _cases() -> dict[str, Case]:
         "cpu-0.5b-nf4": replace(half, **recommended, rank=16, quantized=True),
         **card,
         "gpu-0.5b-g8@liger": replace(card["gpu-0.5b-g8"], peer=liger),
-        "gpu-0.5b-g8@batching": replace(
-            card["gpu-0.5b-g8"], peer={**liger, "use_transformers_continuous_batching": True}
-        ),
         "gpu-1.5b-g8-lora": replace(card["gpu-1.5b-g8"], rank=16),
         "gpu-3b-g8-qlora": replace(card["gpu-3b-g8"], rank=16, quantized=True),
     }

@@ -129,6 +129,11 @@ def main() -> None:
         compute = torch.bfloat16 if config.bf16 else torch.float32
         stored = {"dtype": compute, "quantization_config": four_bits(compute)}
     model = AutoModelForCausalLM.from_pretrained(spec["model"], **stored)
+    for layer in model.modules():
+        # Else bitsandbytes lays weights out for evaluation on processors with AVX512-BF16, and
+        # TRL's first update fails.
+        if hasattr(layer, "support_avx512bf16_for_cpu"):
+            layer.support_avx512bf16_for_cpu = False
     turns = Turns(channel, memory)
     turns.trainer = Timed(
         model=model,

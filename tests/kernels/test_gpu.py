@@ -169,8 +169,8 @@ def test_updates_on_a_card_attend_by_the_kernel(
     parts = tensors(4, key_heads, 64, int(spans[1].sum()))[:3]
     nothing = torch.empty(0, dtype=torch.long, device="cuda")
     tree = Tree(
-        spans=spans.cuda(), prompt_index=nothing[None], prompt_length=nothing,
-        branch_index=nothing[None], owner=nothing, inverse=nothing,
+        spans=spans.cuda(), prompt_index=nothing[:, None], prompt_length=nothing,
+        branch_index=nothing[:, None], owner=nothing, inverse=nothing,
     )  # fmt: skip
     how = {"scaling": 0.3, "window": window, "softcap": softcap}
     Auto().tree_attention(tree, *(part.to("cuda", kind) for part in parts), **how)
