@@ -286,6 +286,16 @@ SIZE_OF(Product, Product<float, float>)
 
 namespace {
 
+// GCC moves so many numbers at once if it knows that they are contiguous.
+template <int WIDTH>
+INLINE void copy(const float *from, float *to) { std::memcpy(to, from, WIDTH * sizeof(float)); }
+template <int WIDTH>
+INLINE void copy(const Narrow *from, float *to)
+{
+    for (int64_t j = 0; j < WIDTH; j++)
+        to[j] = wide(from[j]);
+}
+
 // WIDTH rows or columns of a factor as [depth, WIDTH] in float32, padded with zeros:
 // packed(k, j) = from[j · step + k · depth_step].
 template <int WIDTH, typename Number>
@@ -297,6 +307,9 @@ void pack(const Number *from, int64_t size, int64_t step, int64_t depth_step, in
         std::fill(packed, packed + depth * WIDTH, 0.0f);
     if (depth_step == 1)
         transpose(from, step, size, depth, packed, WIDTH);
+    else if (step == 1 && size == WIDTH)
+        for (int64_t k = 0; k < depth; k++)
+            copy<WIDTH>(from + k * depth_step, packed + k * WIDTH);
     else
         for (int64_t k = 0; k < depth; k++)
             for (int64_t j = 0; j < size; j++)
