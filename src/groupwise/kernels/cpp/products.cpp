@@ -286,7 +286,7 @@ SIZE_OF(Product, Product<float, float>)
 
 namespace {
 
-// GCC moves so many numbers at once if it knows that they are contiguous.
+// With a width that GCC knows, contiguous numbers are moved at once.
 template <int WIDTH>
 INLINE void copy(const float *from, float *to) { std::memcpy(to, from, WIDTH * sizeof(float)); }
 template <int WIDTH>
