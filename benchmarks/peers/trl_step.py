@@ -130,8 +130,8 @@ def main() -> None:
         stored = {"dtype": compute, "quantization_config": four_bits(compute)}
     model = AutoModelForCausalLM.from_pretrained(spec["model"], **stored)
     for layer in model.modules():
-        # Else bitsandbytes lays weights out for evaluation on processors with AVX512-BF16, and
-        # TRL's first update fails.
+        # On processors with AVX512-BF16, bitsandbytes would lay weights out for evaluation, and no
+        # gradient would pass.
         if hasattr(layer, "support_avx512bf16_for_cpu"):
             layer.support_avx512bf16_for_cpu = False
     turns = Turns(channel, memory)
