@@ -5,7 +5,8 @@
 
 A part whose file holds figures of this commit is not measured again, so a run that was interrupted,
 or that its limit of time has ended, goes on where it was. Nothing is measured on a busy machine
-unless --anyway is given. Zen 4 and processors without AVX-512 or with AMX have their own folders.
+unless --anyway is given. Zen 4 and processors without AVX-512 or with AMX have their own folders,
+except for the figures of a card.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Part:
 
     @property
     def file(self) -> Path:
-        # What a card measures says little about the processor beside it.
+        # Figures of a card depend little on the processor beside it.
         return (HERE / "results" if self in GPU_PARTS else folder()) / f"{self.name}.json"
 
     @property
