@@ -16,7 +16,7 @@ from groupwise.kernels import Affine, GroupCache, LayerCache, Reference, active,
 from groupwise.kernels.auto import Auto
 from groupwise.kernels.build import compiled, library
 from groupwise.kernels.cpu import can_use_attention as attends
-from groupwise.kernels.cpu import draw_tokens, matmul, rms_norm
+from groupwise.kernels.cpu import draw_tokens, matmul, multiplies_tiles, rms_norm
 from groupwise.kernels.packed import PackedLinear as Linear
 from groupwise.kernels.tree_attention import tree_attention
 from groupwise.rollouts.engines.attention import Decode, Prefill
@@ -189,6 +189,25 @@ def test_a_product_in_16_bits_is_summed_in_float32(rows: int, columns: int, dept
         matmul(left, right, onto=torch.ones(rows, columns).half())
     with pytest.raises(ValueError, match="dtypes"):
         matmul(left, right.float())
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(17, 70), (70, 17), (130, 32)])
+def test_a_deep_product_has_the_bits_of_its_parts_added_in_order(rows: int, columns: int) -> None:
+    """Too deep for any second-level cache, so it is computed in parts."""
+    depth, part = 20_001, 1_000
+    left, right = numbers(rows, depth), numbers(depth, columns, seed=1)
+    more = numbers(rows, columns, seed=2)
+    for dtype in (torch.float32, *([] if multiplies_tiles() else [torch.bfloat16])):
+        one, other, onto = left.to(dtype), right.to(dtype), more.to(dtype)
+        alone, added = torch.zeros(rows, columns), onto.float().clone()
+        for k in range(0, depth, part):
+            for total in (alone, added):
+                matmul(one[:, k : k + part], other[k : k + part], onto=total)
+        for first in (one, by_columns(one)):
+            for second in (other, by_columns(other)):
+                assert torch.equal(matmul(first, second), alone.to(dtype))
+                assert torch.equal(matmul(first, second, onto=onto.clone()), added.to(dtype))
+        assert gap(alone, one.double() @ other.double()) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

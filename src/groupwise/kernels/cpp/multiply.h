@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "vectors.h"
 
 #if defined(__AVX512BF16__) || defined(__AMX_BF16__)
@@ -37,17 +39,16 @@ struct Left {
     int64_t row, step;
 };
 
-// What a tile fetches into the first-level cache while it computes: `step` bytes per k, a power of two.
-// Spread like this, the fetches cost no time; a processor waits when it starts more than a few dozen at once.
+// What a tile fetches into the first-level cache while it computes: `step` bytes per k, a power of two of at
+// least 4, for STEPS of them at once. The processor waits when it starts more than a few dozen fetches at once.
 struct Ahead {
-    static constexpr int64_t LINE = 64;
+    static constexpr int64_t STEPS = 16, LINE = 64;
     const char *from;
     int64_t step;
     INLINE void fetch(int64_t k) const
     {
-        if ((k * step & (LINE - 1)) == 0)
-            for (int64_t i = 0; i < step; i += LINE)
-                __builtin_prefetch(from + k * step + i, 0, 3);
+        for (int64_t i = 0; i < STEPS * step; i += LINE)
+            __builtin_prefetch(from + k * step + i, 0, 3);
     }
 };
 
@@ -64,15 +65,23 @@ INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row
     for (int i = 0; i < ROWS; i++)
         for (int v = 0; v < VECTORS; v++)
             total[i][v] = at(out + i * out_row + v * LANES);
-    for (int64_t k = 0; k < depth; k++) {
-        next.fetch(k);
+    const auto add = [&](int64_t k) __attribute__((always_inline)) {
         Vector some[VECTORS];  // in this order, or GCC holds the left factor and runs out of registers
         for (int v = 0; v < VECTORS; v++)
             some[v] = at(right + k * right_row + v * LANES);
         for (int i = 0; i < ROWS; i++)
             for (int v = 0; v < VECTORS; v++)
                 total[i][v] = Term::add(total[i][v], left.data[i * left.row + k * left.step], some[v]);
+    };
+    const int64_t fetched = depth / Ahead::STEPS * Ahead::STEPS * std::is_same_v<Next, Ahead>;
+    for (int64_t k = 0; k < fetched; k += Ahead::STEPS) {
+        next.fetch(k);
+#pragma GCC unroll 8
+        for (int64_t j = 0; j < Ahead::STEPS; j++)
+            add(k + j);
     }
+    for (int64_t k = fetched; k < depth; k++)
+        add(k);
     for (int i = 0; i < ROWS; i++)
         for (int v = 0; v < VECTORS; v++)
             at(out + i * out_row + v * LANES) = total[i][v];

@@ -1,4 +1,4 @@
-// Weights as the panels that products read (products.cpp): at the start of every rollout all of a
+// Weights as the panels that products read (packed_products.cpp): at the start of every rollout all of a
 // model's are copied, which PyTorch does number by number, in twice the time.
 
 #include "vectors.h"
