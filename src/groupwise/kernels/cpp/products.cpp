@@ -79,7 +79,8 @@ struct Multiplication : Product<Number, Out> {
         for (int64_t i = 0; onto && i < tall; i++)
             for (int64_t j = 0; j < broad; j++)
                 block[i][j] = wide(place[i * columns + j]);
-        multiply(tall, PANEL, depth, some, panel, PANEL, block[0], PANEL);
+        const Ahead nothing{nullptr, 0};  // for its unrolled loop
+        multiply(tall, PANEL, depth, some, panel, PANEL, block[0], PANEL, nothing);
         for (int64_t i = 0; i < tall; i++)
             for (int64_t j = 0; j < broad; j++)
                 put(block[i][j], place[i * columns + j]);
