@@ -73,6 +73,7 @@ INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row
             for (int v = 0; v < VECTORS; v++)
                 total[i][v] = Term::add(total[i][v], left.data[i * left.row + k * left.step], some[v]);
     };
+    // Unrolled for Ahead alone: for every kernel, compiling would take half as long again.
     const int64_t fetched = depth / Ahead::STEPS * Ahead::STEPS * std::is_same_v<Next, Ahead>;
     for (int64_t k = 0; k < fetched; k += Ahead::STEPS) {
         next.fetch(k);

@@ -79,8 +79,8 @@ struct Multiplication : Product<Number, Out> {
         for (int64_t i = 0; onto && i < tall; i++)
             for (int64_t j = 0; j < broad; j++)
                 block[i][j] = wide(place[i * columns + j]);
-        const Ahead nothing{nullptr, 0};  // for its unrolled loop
-        multiply(tall, PANEL, depth, some, panel, PANEL, block[0], PANEL, nothing);
+        const Ahead unrolled{nullptr, 0};  // fetches nothing
+        multiply(tall, PANEL, depth, some, panel, PANEL, block[0], PANEL, unrolled);
         for (int64_t i = 0; i < tall; i++)
             for (int64_t j = 0; j < broad; j++)
                 put(block[i][j], place[i * columns + j]);
@@ -150,16 +150,16 @@ struct Multiplication : Product<Number, Out> {
     int compute_in_parts() const
     {
         const int64_t parts = (depth + DEEPEST - 1) / DEEPEST, size = (depth + parts - 1) / parts;
-        int failed = 0;
         for (int64_t k = 0; k < depth; k += size) {
             Multiplication part = *this;
             part.left += k * left_step;
             part.right += k * right_row;
             part.depth = std::min(size, depth - k);
             part.onto = onto || k;
-            failed |= part.compute_whole();
+            if (part.compute_whole())
+                return 1;
         }
-        return failed;
+        return 0;
     }
 
     // The same in 16 bits: sums are rounded once.
@@ -172,12 +172,13 @@ struct Multiplication : Product<Number, Out> {
             widened(out, rows * columns, sums.get());
         const Product<Number, float> same{left, right, sums.get(), rows, columns, depth, left_row,
                                           left_step, right_row, right_step, onto, threads};
-        const int failed = Multiplication<Number, float>{same}.compute_in_parts();
+        if (Multiplication<Number, float>{same}.compute_in_parts())
+            return 1;
 #pragma omp parallel for num_threads(threads)
         for (int64_t row = 0; row < rows; row++)
             for (int64_t i = row * columns; i < (row + 1) * columns; i++)
                 put(sums[i], out[i]);
-        return failed;
+        return 0;
     }
 
     // The right factor is packed as a whole where the left one is longer, else the left one.
