@@ -19,7 +19,7 @@ def printed(module: ModuleType, *arguments: str) -> Any:
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), *sys.path])},
         capture_output=True,
         text=True,
-        timeout=290,
+        timeout=590,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
