@@ -6,6 +6,9 @@ BIN    := .venv/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 # Compiled modules are kept, also where the environment says otherwise: the suite starts many programs.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
+# A test that its time-out of ten minutes cannot interrupt (native code, a wait in `finally`) ends its worker,
+# says where each thread stood, and fails.
+HANGS  := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
@@ -16,11 +19,11 @@ demo: .venv/.runtime
 	$(BIN)/groupwise demo
 
 test: .venv/.dev
-	$(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(HANGS) $(ARGS)
 
 # The suite once more with PyTorch in place of every kernel (model.kernels = "torch").
 test-torch-kernels: .venv/.dev
-	GROUPWISE_TEST_KERNELS=torch $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(ARGS)
+	GROUPWISE_TEST_KERNELS=torch $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" $(HANGS) $(ARGS)
 
 # The numerical core as on a processor that has AVX2 and no more.
 test-avx2: .venv/.dev
