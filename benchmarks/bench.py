@@ -75,6 +75,7 @@ PARTS = (
     Part("cluster", "cluster", "--cases demo,demo-scorer,medium"),
     Part("cluster-beside", "cluster", "--cases ahead,streaming"),
     Part("step-half-nf4", "step", "--cases cpu-0.5b-nf4 --repeats 1"),
+    Part("step-half-lora-4x16", "step", "--cases cpu-0.5b-lora@4x16 --repeats 1"),
 )  # fmt: skip
 GPU_PARTS = (
     Part("gpu-update", "update", "--cases gpu-decode-0.5b,gpu-update-0.5b,gpu-decode-3b "
