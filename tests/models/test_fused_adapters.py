@@ -89,7 +89,7 @@ def check_as_exact(model: Any, *, tokens: int = 12) -> None:
     with torch.no_grad():
         exact = Backbone.of(deepcopy(model).double()).hidden(ids, places, TwoRows())
     error, usual = ((each - exact).square().mean().sqrt() for each in (found, wanted))
-    assert error < 1.01 * usual
+    assert error < 1.03 * usual
 
 
 @pytest.mark.parametrize("dtype", TYPES)
