@@ -75,10 +75,11 @@ def parts() -> list[tuple[nn.Module, Tensor]]:
         (LlamaMLP(config), states),
         (LlamaMLP(with_bias), states),
         (nn.Embedding(9, 80), torch.tensor([[3, 3, 8, 0, 3]])),
+        (nn.Embedding(9, 80, padding_idx=8), torch.tensor([[3, 3, 8, 0, 3]])),
     ]
 
 
-@pytest.mark.parametrize("index", range(4))
+@pytest.mark.parametrize("index", range(5))
 def test_norms_feed_forwards_and_embeddings(index: int) -> None:
     """Twice, as two microbatches are: gradients are added to those that are there."""
     part, x = parts()[index]
@@ -250,7 +251,6 @@ def test_what_computes_something_else_is_left_alone() -> None:
         Mandatory(80),
         Failing(80),
         begun_at_nothing(),
-        nn.Embedding(9, 80, padding_idx=0),
         nn.Embedding(9, 80, max_norm=1.0),
         nn.Embedding(9, 80, sparse=True),
         nn.Embedding(9, 80, scale_grad_by_freq=True),
@@ -258,7 +258,7 @@ def test_what_computes_something_else_is_left_alone() -> None:
         LlamaMLP(config).half(),
         LlamaMLP(LlamaConfig(num_attention_heads=5, hidden_size=80, intermediate_size=100)),
         nn.Linear(300, 300).half(),
-        nn.Embedding(9, 80).bfloat16(),
+        nn.Embedding(9, 80).half(),
     ]
     with use_kernels(nn.ModuleList(strange)):
         assert not any("forward" in vars(module) for module in strange)

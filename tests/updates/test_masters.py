@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from groupwise.kernels import Reference, using
 from groupwise.kernels.auto import Auto
+from groupwise.kernels.build import compiled
 from groupwise.settings import OptimizerSettings
 from groupwise.updates import MasterOptimizer, optimizer
 from groupwise.updates.masters import SplitMaster, WideMaster, master_of
@@ -221,3 +222,27 @@ def test_a_step_that_was_interrupted_leaves_nothing_behind(monkeypatch: pytest.M
 
 def _out_of_memory() -> None:
     raise MemoryError
+
+
+@pytest.mark.parametrize("kernels", [Auto(), Reference()], ids=["kernels", "torch"])
+def test_gradients_of_microbatches_are_summed_in_float32(kernels: Reference) -> None:
+    """A token that occurs 257 times in each of four: bfloat16 has no such number. With kernels, the
+    last two are added to the float32 sum without being rounded before."""
+    embedding, linear = nn.Embedding(3, 256).bfloat16(), nn.Linear(256, 256, bias=False).bfloat16()
+    model = nn.Sequential(embedding, linear)
+    with torch.no_grad():
+        embedding.weight.fill_(1.0)
+        linear.weight.copy_(torch.eye(256))
+    masters = MasterOptimizer(dict(model.named_parameters()), OptimizerSettings()).masters
+    with using(kernels), kernels.training_layers(model):
+        for _ in range(4):
+            model(torch.full((257,), 1)).sum().backward()
+    assert embedding.weight.grad is None and linear.weight.grad is None
+    sums = [masters[name].grad for name in ("0.weight", "1.weight")]
+    for found, exact in zip(
+        sums, (torch.tensor([0.0, 4 * 257, 0.0])[:, None], 4 * 257), strict=True
+    ):
+        assert found is not None and found.dtype == torch.float32
+        assert ((found - exact).abs() <= 4).all()
+    if isinstance(kernels, Auto) and compiled() is not None:
+        assert (sums[0][1] == 2 * (256 + 257)).all()

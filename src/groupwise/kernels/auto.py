@@ -71,7 +71,7 @@ class Auto(Reference):
 
     def _multiplies(self, left: Tensor, right: Tensor) -> bool:
         return "matmul" in self.on and (
-            cpu.can_multiply(left, right) or cpu.can_multiply_transposed(left, right)
+            cpu.can_multiply(left, right) or cpu.can_multiply_in_tiles(left, right)
         )
 
     def matmul(self, left: Tensor, right: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ TYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 LARGE = 2**18
 """Numbers of a matrix that MKL multiplies faster on Intel's processors."""
 DEEP = 128
-"""Rows of activations from which on tiles compute the gradient of a weight faster than oneDNN."""
+"""Rows of activations from which on tiles compute products faster than oneDNN."""
 PANEL = 32
 """Columns of a product that are computed at once."""
 
@@ -109,17 +109,23 @@ def multiplies_tiles() -> bool:
     return kernels is not None and bool(kernels.multiplies_tiles())
 
 
-def can_multiply_transposed(left: Tensor, right: Tensor) -> bool:
-    """Whether `matmul` is faster than oneDNN because the left factor is a transposed matrix, as in
-    dyᵀ · x, the gradient of a weight: in bfloat16 with AMX, for large weights and many rows."""
+def can_multiply_in_tiles(left: Tensor, right: Tensor) -> bool:
+    """Whether `matmul` is faster than oneDNN in bfloat16, for large weights and many rows, with AMX:
+    in dyᵀ · x, the gradient of a weight, whose left factor is a transposed matrix; and in other
+    products on several threads, of which oneDNN keeps but one busy for many sizes."""
+    for x in (left, right):
+        if not takes(x) or x.device.type != "cpu" or x.dtype != torch.bfloat16:
+            return False
+        if 1 not in x.stride():
+            return False
+    of_weight = left.stride(0) == right.stride(1) == 1 and left.stride(1) != 1
+    rows = len(right) if of_weight else len(left)
+    size = len(left) * right.shape[1] if of_weight else right.numel()
     return (
-        all(
-            takes(x) and x.device.type == "cpu" and x.dtype == torch.bfloat16 for x in (left, right)
-        )
-        and left.stride(0) == right.stride(1) == 1
-        and len(left) * right.shape[1] >= onednn.SMALLEST
-        and len(right) >= DEEP
+        rows >= DEEP
+        and size >= onednn.SMALLEST
         and multiplies_tiles()
+        and (of_weight or torch.get_num_threads() > 1)
     )
 
 

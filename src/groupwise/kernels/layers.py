@@ -9,11 +9,11 @@ each, and save nothing for the backward pass but their inputs; in bfloat16 too, 
 or 4-bit weights compute the products. silu(gate(x)) · up(x), which the product after it would save,
 is computed again in the backward pass: a quarter of the activations.
 
-The rest is for CPUs. Embeddings are for float32. Products are for float32, which PyTorch leaves to
+The rest is for CPUs. Products are for float32, which PyTorch leaves to
 MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike oneDNN, they compile nothing per number of
 rows, which differs from microbatch to microbatch. They are for bfloat16 too on processors without
-AVX-512, where PyTorch has no fast ones. On those with AMX, PyTorch computes y and dx, and the
-kernels dW, for which oneDNN takes 1.5 to 1.9 times as long.
+AVX-512, where PyTorch has no fast ones, and on those with AMX: oneDNN takes 1.5 to 1.9 times as long
+for dW, and on two threads up to 1.9 times as long for y and dx, depending on their sizes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from groupwise.kernels.build import compiled
 from groupwise.kernels.cpu import (
     LANES,
     can_multiply,
-    can_multiply_transposed,
+    can_multiply_in_tiles,
     matmul,
     multiplies_in_updates,
     multiplies_tiles,
@@ -108,7 +108,7 @@ def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | No
         gpu.can_use_device(p.device, p.dtype) for p in module.parameters() if p.is_floating_point()
     ):
         return None
-    if numbers == {(torch.float32, "cpu")} and type(module) is nn.Embedding:
+    if on == {"cpu"} and type(module) is nn.Embedding:
         return _embedding if "embedding" in kinds and _looks_up(module) else None
     if "training_linear" in kinds and (forward := _linear_forward(module)) is not None:
         return forward
@@ -129,7 +129,7 @@ def _own(module: Any, kinds: Set[str], devices: Collection[str]) -> Forward | No
 
 
 def _linear_forward(layer: nn.Module) -> Forward | None:
-    """As `_own`, of a linear layer on a CPU; that of a frozen weight has no gradient to compute."""
+    """As `_own`, of a linear layer on a CPU."""
     if is_four_bit_linear(layer):
         size, dtype = layer.in_features * layer.out_features, _dtype_of_product(layer)
         return (
@@ -142,8 +142,7 @@ def _linear_forward(layer: nn.Module) -> Forward | None:
     if can_multiply(*reversed(tuple(layer.parameters()))):
         return _linear
     narrow = _numbers(layer) == {(torch.bfloat16, "cpu")}
-    learns = layer.weight.requires_grad
-    return _linear_with_tiles if narrow and learns and multiplies_tiles() else None
+    return _linear_in_tiles if narrow and multiplies_tiles() else None
 
 
 def _kernels(device: str) -> Any:
@@ -157,13 +156,8 @@ def _numbers(module: nn.Module) -> set[tuple[torch.dtype, str]]:
 
 
 def _looks_up(module: nn.Embedding) -> bool:
-    """Whether an embedding uses none of its options."""
-    return (
-        module.padding_idx is None
-        and module.max_norm is None
-        and not module.scale_grad_by_freq
-        and not module.sparse
-    )
+    """Whether an embedding uses none of its options, but that a token may have no gradient."""
+    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
 @torch.no_grad()
@@ -217,10 +211,10 @@ def _linear(layer: Any, input: Tensor) -> Tensor:
     return apply(rows, layer.weight, layer.bias).unflatten(0, input.shape[:-1])
 
 
-def _linear_with_tiles(layer: Any, input: Tensor) -> Tensor:
+def _linear_in_tiles(layer: Any, input: Tensor) -> Tensor:
     if input.dtype != layer.weight.dtype:
         return type(layer).forward(layer, input)
-    apply: Any = _TiledGradient.apply
+    apply: Any = _TiledLinear.apply
     return apply(input, layer.weight, layer.bias)
 
 
@@ -242,7 +236,8 @@ def _dtype_of_product(layer: Any) -> torch.dtype:
 
 def _embedding(module: Any, input: Tensor) -> Tensor:
     apply: Any = _Embedding.apply
-    return apply(input, module.weight)
+    padding = module.padding_idx
+    return apply(input, module.weight, -1 if padding is None else padding)
 
 
 def _norm(module: Any, hidden_states: Tensor) -> Tensor:
@@ -329,13 +324,16 @@ def _gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor | None:
     return more if total is None else None
 
 
-class _TiledGradient(torch.autograd.Function):
-    """A linear layer by PyTorch, but for the gradient of its weight."""
+class _TiledLinear(torch.autograd.Function):
+    """A linear layer whose products are computed in tiles where this is faster than PyTorch."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        want_x, want_weight, _ = ctx.needs_input_grad
-        ctx.save_for_backward(x if want_weight else None, weight if want_x else None)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None)
+        ctx.weight = weight  # As `_Linear` keeps it.
+        rows = x.reshape(-1, x.shape[-1])
+        if bias is None and can_multiply_in_tiles(rows, weight.t()):
+            return matmul(rows, weight.t()).view(*x.shape[:-1], len(weight))
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -343,19 +341,21 @@ class _TiledGradient(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        (grad,), (x, weight) = grads, ctx.saved_tensors
-        rows = grad.reshape(-1, grad.shape[-1])
-        return (
-            None if weight is None else (rows @ weight).view(*grad.shape[:-1], weight.shape[1]),
-            None if x is None else _transposed_product(rows, x.reshape(-1, x.shape[-1])),
-            rows.sum(0) if ctx.needs_input_grad[2] else None,
-        )
-
-
-def _transposed_product(left: Tensor, right: Tensor) -> Tensor:
-    """leftᵀ · right"""
-    compute = matmul if can_multiply_transposed(left.t(), right) else torch.mm
-    return compute(left.t(), right)
+        (grad,), (x,), weight = grads, ctx.saved_tensors, ctx.weight
+        want_x, want_weight, want_bias = ctx.needs_input_grad
+        rows, dx, d_weight = grad.reshape(-1, grad.shape[-1]), None, None
+        if want_x:
+            compute = matmul if can_multiply_in_tiles(rows, weight) else torch.mm
+            dx = compute(rows, weight).view(*grad.shape[:-1], weight.shape[1])
+        if want_weight:
+            x = x.reshape(-1, x.shape[-1])
+            if not can_multiply_in_tiles(rows.t(), x):
+                d_weight = rows.t() @ x
+            elif weight.grad is None:
+                d_weight = _gradient(weight, rows, x)
+            else:  # autograd adds it, for hooks
+                d_weight = matmul(rows.t(), x)
+        return dx, d_weight, rows.sum(0) if want_bias else None
 
 
 class _FourBitLinear(torch.autograd.Function):
@@ -388,8 +388,9 @@ def _whole(weight: Tensor, state: Any, dtype: torch.dtype) -> Tensor:
 
 class _Embedding(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(tokens, weight)
+    def forward(ctx: Any, tokens: Tensor, weight: Tensor, padding: int) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.weight, ctx.padding = weight, padding
         return F.embedding(tokens, weight)
 
     @staticmethod
@@ -397,11 +398,14 @@ class _Embedding(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grads: Tensor
     ) -> tuple[Tensor | None, ...]:
-        tokens, weight = ctx.saved_tensors
-        there = accumulable_grad(weight)
-        total = torch.zeros_like(weight) if there is None else there
-        total.index_add_(0, tokens.flatten(), grads[0].reshape(-1, weight.shape[1]))
-        return None, total if there is None else None
+        (grad,), (tokens,), padding = grads, ctx.saved_tensors, ctx.padding
+        size, total = len(ctx.weight), accumulable_grad(ctx.weight)
+        if total is None or total.dtype != torch.float32:
+            new = torch.ops.aten.embedding_dense_backward(grad, tokens, size, padding, False)
+            return None, new, None
+        grad = grad.float().masked_fill((tokens == padding)[..., None], 0.0)
+        total.index_add_(0, tokens.flatten(), grad.reshape(-1, grad.shape[-1]))
+        return None, None, None
 
 
 class _Norm(torch.autograd.Function):

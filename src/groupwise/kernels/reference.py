@@ -470,8 +470,12 @@ def _blocks(x: Tensor) -> Iterator[slice]:
 
 
 def accumulable_grad(weight: Tensor) -> Tensor | None:
-    """The gradient that a weight has already, where another one can be added to it in place."""
-    return weight.grad if weight.grad is not None and weight.grad.is_contiguous() else None
+    """The gradient that a weight has already, where another one can be added to it in place: its
+    own, or the float32 one that is kept beside a weight of 16 bits (`weight.main_grad`)."""
+    grad = weight.grad
+    if grad is None and (beside := getattr(weight, "main_grad", None)) is not None:
+        grad = beside if beside.dtype == torch.float32 else None
+    return grad if grad is not None and grad.is_contiguous() else None
 
 
 def is_plain_linear(layer: nn.Module, device: str = "cpu") -> TypeGuard[nn.Linear]:

@@ -183,7 +183,6 @@ class SplitMaster(_Beside):
         super().__init__(parameter)
         self.lower = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
         self.stepped = nn.Parameter(self._nothing())
-        self._grad: Tensor | None = None
         self.widened = parameter.numel()
 
     @property
@@ -228,11 +227,11 @@ class SplitMaster(_Beside):
     @property
     def grad(self) -> Tensor | None:
         """As `Master.grad`."""
-        return self._grad
+        return getattr(self.parameter, "main_grad", None)
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        self._grad = value
+        self.parameter.main_grad = value
 
     def open(self, factor: float) -> None:
         """As `Master.open`."""

@@ -118,7 +118,7 @@ INLINE void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, co
 // Whether the system lets this process use the registers of AMX, which it has to be asked for.
 const bool amx = syscall(SYS_arch_prctl, 0x1023, 18) == 0;
 
-// The registers of AMX as `add_tiles` needs them, in this thread, until the end of the block; then as
+// The registers of AMX as `sum_tiles` needs them, in this thread, until the end of the block; then as
 // before: oneDNN may count on what it has set.
 class Tiles {
     struct alignas(64) Setting {
@@ -152,18 +152,20 @@ public:
     }
 };
 
-// out[rows, 32] += x · weight[depth, 32], row i of x at x + i · x_row, in tiles of 16 rows, 32 numbers deep.
-INLINE void add_tiles(const Narrow *x, int64_t x_row, const Narrow *weight, int64_t rows, int64_t depth,
-                      float *out)
+// out[rows, 32] = from + x · weight[depth, 32], row i of x at x + i · x_row, in tiles of 16 rows, 32 numbers
+// deep. Rows from the 17th on have their part of `from` at from + second. `between` is called at every depth.
+template <typename Between>
+INLINE void sum_tiles(const Narrow *x, int64_t x_row, const Narrow *weight, int64_t rows, int64_t depth,
+                      const float *from, int64_t second, float *out, Between between)
 {
     const bool tall = rows > 16;
     constexpr int64_t OF_PANEL = 4 * PANEL;  // bytes of a row
     asm volatile("" ::: "memory");
-    _tile_loadd(0, out, OF_PANEL);
-    _tile_loadd(1, out + UNIT, OF_PANEL);
+    _tile_loadd(0, from, OF_PANEL);
+    _tile_loadd(1, from + UNIT, OF_PANEL);
     if (tall) {
-        _tile_loadd(2, out + UNIT * PANEL, OF_PANEL);
-        _tile_loadd(3, out + UNIT * PANEL + UNIT, OF_PANEL);
+        _tile_loadd(2, from + second, OF_PANEL);
+        _tile_loadd(3, from + second + UNIT, OF_PANEL);
     }
     for (int64_t k = 0; k + 32 <= depth; k += 32) {
         _tile_loadd(4, x + k, 2 * x_row);
@@ -176,6 +178,7 @@ INLINE void add_tiles(const Narrow *x, int64_t x_row, const Narrow *weight, int6
             _tile_dpbf16ps(2, 5, 6);
             _tile_dpbf16ps(3, 5, 7);
         }
+        between();
     }
     _tile_stored(0, out, OF_PANEL);
     _tile_stored(1, out + UNIT, OF_PANEL);
@@ -183,6 +186,7 @@ INLINE void add_tiles(const Narrow *x, int64_t x_row, const Narrow *weight, int6
         _tile_stored(2, out + UNIT * PANEL, OF_PANEL);
         _tile_stored(3, out + UNIT * PANEL + UNIT, OF_PANEL);
     }
+    asm volatile("" ::: "memory");
 }
 #endif
 

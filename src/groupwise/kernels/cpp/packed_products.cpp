@@ -70,7 +70,7 @@ INLINE void add_product(const Narrow *x, int64_t x_row, const Narrow *weight, in
 #ifdef __AMX_BF16__
     if (amx) {
         done = depth / 32 * 32;
-        add_tiles(x, x_row, weight, rows, depth, out);
+        sum_tiles(x, x_row, weight, rows, depth, out, UNIT * PANEL, out, [] {});
     }
 #endif
     const float *pairs = (const float *)(x + done), *rest = (const float *)(weight + done * PANEL);
@@ -183,6 +183,26 @@ INLINE void add_adapter(const Linear<Number> &l, int64_t panel, const float *inn
                      out + half * UNIT, PANEL);
 }
 
+// A row of a panel that is summed: activation, rounding and the sum with another row.
+template <typename Number>
+INLINE void finish_row(const Linear<Number> &l, int64_t panel, int64_t row, float *sums)
+{
+    const int64_t own = l.gated ? UNIT : PANEL, column = panel * own;
+    const int64_t columns = std::min(own, l.columns - column), place = row * l.columns + column;
+    for (int64_t j = 0; l.gated && j < UNIT; j += LANES) {
+        const Vector gate = rounded<Number>(at(sums + j));
+        const Vector up = rounded<Number>(at(sums + UNIT + j));
+        at(sums + j) = rounded<Number>(gate * sigmoid(gate)) * up;
+    }
+    int64_t j = 0;
+    for (; j + LANES <= columns; j += LANES) {
+        const Vector more = l.onto ? load(l.onto + place + j) : Vector{};
+        store(rounded<Number>(at(sums + j)) + more, l.out + place + j);
+    }
+    for (; j < columns; j++)
+        put(rounded<Number>(sums[j]) + (l.onto ? wide(l.onto[place + j]) : 0.0f), l.out[place + j]);
+}
+
 // Rows of one panel, block by block on the stack, with adapter, activation and sum before they are
 // stored.
 template <typename Number>
@@ -190,8 +210,6 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
                   const Factor<Number> *x, const float *inner, Ready<Factor<Number>> &ready)
 {
     constexpr int64_t STEP = Ready<Factor<Number>>::ROWS;
-    const int64_t own = l.gated ? UNIT : PANEL, column = panel * own;
-    const int64_t columns = std::min(own, l.columns - column);
     const Number *weight = l.weight + panel * l.depth * PANEL;
     alignas(64) float block[STEP][PANEL];
     for (int64_t row = first; row < end; row += STEP) {
@@ -210,30 +228,85 @@ void linear_panel(const Linear<Number> &l, int64_t panel, int64_t first, int64_t
                     at(block[i] + j) = rounded<Number>(at(block[i] + j));
             add_adapter(l, panel, inner + (row - first) * whole_rank(l.rank), rows, block[0]);
         }
-        for (int64_t i = 0; i < rows; i++) {
-            for (int64_t j = 0; l.gated && j < UNIT; j += LANES) {
-                const Vector gate = rounded<Number>(at(block[i] + j));
-                const Vector up = rounded<Number>(at(block[i] + UNIT + j));
-                at(block[i] + j) = rounded<Number>(gate * sigmoid(gate)) * up;
-            }
-            const int64_t place = (row + i) * l.columns + column;
-            int64_t j = 0;
-            for (; j + LANES <= columns; j += LANES) {
-                const Vector more = l.onto ? load(l.onto + place + j) : Vector{};
-                store(rounded<Number>(at(block[i] + j)) + more, l.out + place + j);
-            }
-            for (; j < columns; j++)
-                put(rounded<Number>(block[i][j]) + (l.onto ? wide(l.onto[place + j]) : 0.0f),
-                    l.out[place + j]);
-        }
+        for (int64_t i = 0; i < rows; i++)
+            finish_row(l, panel, row + i, block[i]);
     }
 }
+
+#ifdef __AMX_BF16__
+// Panels of a thread, 32 rows at a time, which are finished while the next ones are multiplied.
+class PanelsInTiles {
+    struct Block {
+        alignas(64) float sums[Tiles::ROWS][PANEL];
+        int64_t panel, row, rows = 0, finished = 0;
+    };
+    const Linear<Narrow> &l;
+    Tiles tiles;
+    Block blocks[2];
+    int64_t count = 0;
+
+    INLINE void finish_rows(Block &block, int64_t some)
+    {
+        const int64_t end = std::min(block.finished + some, block.rows);
+        for (int64_t i = block.finished; i < end; i++)
+            finish_row(l, block.panel, block.row + i, block.sums[i]);
+        block.finished = end;
+    }
+
+public:
+    explicit PanelsInTiles(const Linear<Narrow> &l) : l(l) {}
+
+    void compute(int64_t panel, int64_t first, int64_t end)
+    {
+        alignas(64) float bias[UNIT][PANEL];
+        for (int64_t i = 0; i < UNIT; i++)
+            std::memcpy(bias[i], l.bias + panel * PANEL, sizeof bias[i]);
+        for (int64_t row = first; row < end; row += Tiles::ROWS, count++) {
+            Block &now = blocks[count % 2], &last = blocks[(count + 1) % 2];
+            now.panel = panel, now.row = row, now.rows = std::min(Tiles::ROWS, end - row);
+            tiles.set(now.rows);
+            sum_tiles(l.x + row * l.depth, l.depth, l.weight + panel * l.depth * PANEL, now.rows, l.depth,
+                      bias[0], 0, now.sums[0], [&] { finish_rows(last, 2); });
+            finish_rows(last, Tiles::ROWS);
+            now.finished = 0;
+        }
+    }
+
+    void finish() { finish_rows(blocks[(count + 1) % 2], Tiles::ROWS); }
+};
+
+// Whether all of a product is computed in tiles.
+bool fits_tiles(const Linear<Narrow> &l) { return amx && !l.a && !l.small.codes && l.depth % 32 == 0; }
+
+void linear_in_tiles(const Linear<Narrow> &l)
+{
+    const int64_t own = l.gated ? UNIT : PANEL, panels = (l.columns + own - 1) / own;
+    const int64_t units = (l.rows + BLOCK - 1) / BLOCK * panels;
+#pragma omp parallel num_threads(l.threads)
+    {
+        PanelsInTiles mine(l);
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < units; i++) {
+            const int64_t first = i / panels * BLOCK;
+            mine.compute(i % panels, first, std::min(first + BLOCK, l.rows));
+        }
+        mine.finish();
+    }
+}
+#endif
 
 }  // namespace
 
 template <typename Number>
 int linear(const Linear<Number> &l)
 {
+#ifdef __AMX_BF16__
+    if constexpr (std::is_same_v<Number, Narrow>)
+        if (fits_tiles(l)) {
+            linear_in_tiles(l);
+            return 0;
+        }
+#endif
     const int64_t own = l.gated ? UNIT : PANEL, panels = (l.columns + own - 1) / own;
     const int64_t width = l.a ? whole_rank(l.rank) : 0, parts = (l.depth + PART - 1) / PART;
     const int64_t of_block = std::min(BLOCK, l.rows) * width;

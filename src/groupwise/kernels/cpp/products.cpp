@@ -18,6 +18,7 @@ namespace {
 constexpr int64_t PACK = 8 * TALL;  // rows that are packed into the second-level cache
 // How deep a product may be for these and a panel to fit into it.
 const int64_t DEEPEST = std::max<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE), 1 << 19) / (4 * (PACK + PANEL));
+constexpr int64_t DEEPEST_IN_TILES = 1 << 12;
 constexpr int64_t MOST_SUMS = 1 << 24;  // that are kept in float32 for a result in 16 bits
 
 // With a width that GCC knows, contiguous numbers are moved at once.
@@ -138,7 +139,7 @@ struct Multiplication : Product<Number, Out> {
 
     int compute() const
     {
-        if (depth <= DEEPEST)
+        if (depth <= deepest())
             return compute_whole();
         if constexpr (std::is_same_v<Out, float>)
             return compute_in_parts();
@@ -146,10 +147,21 @@ struct Multiplication : Product<Number, Out> {
             return rows * columns <= MOST_SUMS ? compute_in_float32() : compute_whole();
     }
 
-    // The sum of products with equal parts of the depth, added in order: it has the bits of the whole.
+    bool in_tiles() const
+    {
+        if constexpr (std::is_same_v<Number, Narrow>)
+            return fits_tiles<Out>(*this);
+        return false;
+    }
+
+    int64_t deepest() const { return in_tiles() ? DEEPEST_IN_TILES : DEEPEST; }
+
+    // The sum of products with equal parts of the depth, added in order. Without tiles it has the bits
+    // of the whole.
     int compute_in_parts() const
     {
-        const int64_t parts = (depth + DEEPEST - 1) / DEEPEST, size = (depth + parts - 1) / parts;
+        const int64_t parts = (depth + deepest() - 1) / deepest();
+        const int64_t size = ((depth + parts - 1) / parts + PANEL - 1) / PANEL * PANEL;
         for (int64_t k = 0; k < depth; k += size) {
             Multiplication part = *this;
             part.left += k * left_step;
@@ -184,6 +196,9 @@ struct Multiplication : Product<Number, Out> {
     // The right factor is packed as a whole where the left one is longer, else the left one.
     int compute_whole() const
     {
+        if constexpr (std::is_same_v<Number, Narrow>)
+            if (in_tiles())
+                return multiply_tiles<Out>(*this);
         const bool long_left = !in_rows() && rows > columns;
         const int64_t of_rows = (rows + TALL - 1) / TALL * TALL;
         const int64_t of_columns = (columns + PANEL - 1) / PANEL * PANEL;
@@ -217,8 +232,6 @@ int product_float32(const Product<float, float> *call)
 #define PRODUCT(name, Out)                                                                         \
     int product_##name(const Product<Narrow, Out> *call)                                           \
     {                                                                                              \
-        if (fits_tiles(*call))                                                                     \
-            return multiply_tiles(*call);                                                          \
         return Multiplication<Narrow, Out>{*call}.compute();                                       \
     }
 

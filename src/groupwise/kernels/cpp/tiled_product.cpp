@@ -1,7 +1,6 @@
-// Products of large matrices of bfloat16 in the tiles of AMX, with sums in float32. oneDNN computes
-// dyᵀ · x, the gradient of a weight, at half the speed of other products, because its left factor has
-// to be transposed. Here both factors are packed into tiles as the instructions read them: the shorter
-// one as a whole, and of the other one as many panels as stay in the second-level cache.
+// Products of large matrices of bfloat16 in the tiles of AMX, with sums in float32. Factors are packed into
+// tiles as the instructions read them: one as a whole, unless it is read in place, and of the other one as
+// many panels as stay in the second-level cache.
 
 #include "product.h"
 #include "tiles.h"
@@ -95,67 +94,120 @@ void pack_edge(const Factor &f, int64_t first, int64_t k, Narrow *to)
     pack_tile<LEFT>(whole, along, deep, to);
 }
 
+// Whether the instructions read a panel in place: one of a left factor whose depth is contiguous.
+template <bool LEFT>
+bool in_place(const Factor &f, int64_t panel)
+{
+    return LEFT && f.deep == 1 && f.depth % DEEP == 0 && (panel + 1) * PANEL <= f.size;
+}
+
+// A panel, where it is or where it has been packed.
+template <bool LEFT>
+Operand panel_of(const Factor &f, int64_t panel, const Narrow *packed)
+{
+    if (in_place<LEFT>(f, panel))
+        return {f.data + panel * PANEL * f.along, 2 * f.along, UNIT * f.along, DEEP};
+    return {packed, 2 * DEEP, TILE, STAGE};
+}
+
 // Panels of a factor, as [panels, depth / 32, 2 tiles].
 template <bool LEFT>
 void pack_panels(const Factor &f, int64_t first, int64_t end, Narrow *packed)
 {
     const int64_t of_panel = (f.depth + DEEP - 1) / DEEP * STAGE;
-    for (int64_t k = 0; k < f.depth; k += DEEP)  // side by side, as the numbers are in memory
-        for (int64_t i = first * PANEL; i < end * PANEL; i += UNIT) {
-            const int64_t panel = i / PANEL - first;
-            Narrow *to = packed + panel * of_panel + k / DEEP * STAGE + i % PANEL / UNIT * TILE;
-            if (i + UNIT <= f.size && k + DEEP <= f.depth)
-                pack_tile<LEFT>(f.data + i * f.along + k * f.deep, f.along, f.deep, to);
-            else
-                pack_edge<LEFT>(f, i, k, to);
+    const auto pack = [&](int64_t i, int64_t k) {
+        const int64_t panel = i / PANEL - first;
+        Narrow *to = packed + panel * of_panel + k / DEEP * STAGE + i % PANEL / UNIT * TILE;
+        if (i + UNIT <= f.size && k + DEEP <= f.depth)
+            pack_tile<LEFT>(f.data + i * f.along + k * f.deep, f.along, f.deep, to);
+        else
+            pack_edge<LEFT>(f, i, k, to);
+    };
+    // In the order in which the numbers are in memory.
+    if (f.deep == 1) {
+        for (int64_t i = first * PANEL; i < end * PANEL; i += UNIT)
+            for (int64_t k = in_place<LEFT>(f, i / PANEL) ? f.depth : 0; k < f.depth; k += DEEP)
+                pack(i, k);
+    } else {
+        for (int64_t k = 0; k < f.depth; k += DEEP)
+            for (int64_t i = first * PANEL; i < end * PANEL; i += UNIT)
+                pack(i, k);
+    }
+}
+
+INLINE void put_row(const float *sums, float *place)
+{
+    store(at(sums), place);
+    store(at(sums + LANES), place + LANES);
+}
+
+INLINE void put_row(const float *sums, Narrow *place)
+{
+    const __m512bh narrow = _mm512_cvtne2ps_pbh(_mm512_load_ps(sums + LANES), _mm512_load_ps(sums));
+    std::memcpy(place, &narrow, sizeof narrow);
+}
+
+// 32 rows and columns of the result. They are rounded and stored while the next ones are multiplied.
+template <typename Out>
+struct Block {
+    alignas(64) float sums[PANEL][PANEL];
+    Out *place;
+    int64_t row, tall, broad, stored = 0;
+    bool onto;
+
+    INLINE void store_row()
+    {
+        float *from = sums[stored];
+        Out *to = place + stored++ * row;
+        if (broad < PANEL) {
+            for (int64_t j = 0; j < broad; j++)
+                put(from[j] + (onto ? wide(to[j]) : 0.0f), to[j]);
+            return;
         }
-}
+        for (int64_t j = 0; onto && j < PANEL; j += LANES)
+            at(from + j) += load(to + j);
+        put_row(from, to);
+    }
 
-INLINE void prefetch_tile(const Narrow *tile)
-{
-    for (int64_t i = 0; i < TILE; i += DEEP)
-        __builtin_prefetch(tile + i);
-}
+    INLINE void store_rows(int64_t count)
+    {
+        for (const int64_t end = std::min(stored + count, tall); stored < end;)
+            store_row();
+    }
+};
 
-// out[32, 32] = left · right, of packed panels. The tiles of the next step are prefetched: where two
-// threads share a core, products take a fifth less time so. From `ahead`, an eighth of the panel that
-// follows comes into the second-level cache.
-INLINE void multiply_panels(const Narrow *left, const Narrow *right, int64_t depth,
-                            const Narrow *ahead, float *out)
+// out[32, 32] = left · right, of two panels, while the rows of `last` are stored. From `ahead`, an eighth
+// of the panel that follows comes into the second-level cache.
+template <typename Out>
+INLINE void multiply_panels(const Operand &left, const Operand &right, int64_t depth,
+                            const Narrow *ahead, float *out, Block<Out> &last)
 {
-    constexpr int64_t OF_TILE = 2 * DEEP, OF_PANEL = 4 * PANEL;  // bytes of a row
+    constexpr int64_t OF_PANEL = 4 * PANEL;  // bytes of a row
+    const Narrow *one = left.data, *two = right.data;
     asm volatile("" ::: "memory");  // GCC 12 does not know what these instructions read
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int64_t k = 0; k < depth; k += DEEP, left += STAGE, right += STAGE, ahead += STAGE / MOST) {
-        _tile_loadd(4, left, OF_TILE);
-        _tile_loadd(6, right, OF_TILE);
-        prefetch_tile(left + STAGE);
+    for (int64_t k = 0; k < depth; k += DEEP) {
+        _tile_loadd(4, one, left.row);
+        _tile_loadd(6, two, right.row);
         _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, right + TILE, OF_TILE);
-        prefetch_tile(right + STAGE);
+        _tile_loadd(7, two + right.second, right.row);
         _tile_dpbf16ps(1, 4, 7);
-        _tile_loadd(5, left + TILE, OF_TILE);
-        prefetch_tile(left + STAGE + TILE);
+        _tile_loadd(5, one + left.second, left.row);
         _tile_dpbf16ps(2, 5, 6);
-        prefetch_tile(right + STAGE + TILE);
         for (int64_t i = 0; i < STAGE / MOST; i += DEEP)
             __builtin_prefetch(ahead + i, 0, 2);
         _tile_dpbf16ps(3, 5, 7);
+        last.store_rows(2);
+        one += left.step, two += right.step, ahead += STAGE / MOST;
     }
+    last.store_rows(PANEL);
     _tile_stored(0, out, OF_PANEL);
     _tile_stored(1, out + UNIT, OF_PANEL);
     _tile_stored(2, out + UNIT * PANEL, OF_PANEL);
     _tile_stored(3, out + UNIT * PANEL + UNIT, OF_PANEL);
-}
-
-INLINE void put_vector(Vector x, float *place) { store(x, place); }
-INLINE void put_vector(Vector x, Narrow *place)
-{
-    const __m256bh narrow = _mm512_cvtneps_pbh((__m512)x);
-    std::memcpy(place, &narrow, sizeof narrow);
 }
 
 template <typename Out>
@@ -167,62 +219,64 @@ struct TiledProduct : Product<Narrow, Out> {
     Factor of_left() const { return {left, rows, depth, left_row, left_step}; }
     Factor of_right() const { return {right, columns, depth, right_step, right_row}; }
 
-    // 32 rows and columns of the result, stored as soon as they are summed.
-    INLINE void finish(int64_t row, int64_t column, const Narrow *one, const Narrow *other,
-                       const Narrow *ahead) const
+    // Begins 32 rows and columns of the result, and stores those before them.
+    INLINE void compute_block(int64_t at_row, int64_t at_column, const Operand &one, const Operand &other,
+                              const Narrow *ahead, Block<Out> &now, Block<Out> &last) const
     {
-        const int64_t tall = std::min<int64_t>(PANEL, rows - row);
-        const int64_t broad = std::min<int64_t>(PANEL, columns - column);
-        alignas(64) float block[PANEL][PANEL];
-        Out *place = out + row * columns + column;
-        for (int64_t i = 0; i < tall; i++)
-            for (int64_t j = 0; j < broad; j += 64 / sizeof(Out))
-                __builtin_prefetch(place + i * columns + j, 1);
-        multiply_panels(one, other, depth, ahead, block[0]);
-        for (int64_t i = 0; i < tall; i++, place += columns) {
-            int64_t j = 0;
-            for (; j + LANES <= broad; j += LANES)
-                put_vector(at(block[i] + j) + (onto ? load(place + j) : Vector{}), place + j);
-            for (; j < broad; j++)
-                put(block[i][j] + (onto ? wide(place[j]) : 0.0f), place[j]);
-        }
+        now.place = out + at_row * columns + at_column, now.row = columns, now.onto = onto;
+        now.tall = std::min<int64_t>(PANEL, rows - at_row);
+        now.broad = std::min<int64_t>(PANEL, columns - at_column);
+        for (int64_t i = 0; i < now.tall; i++)
+            for (int64_t j = 0; j < now.broad; j += 64 / sizeof(Out))
+                __builtin_prefetch(now.place + i * columns + j, 1);
+        multiply_panels(one, other, depth, ahead, now.sums[0], last);
+        now.stored = 0;
     }
 
-    // Each thread packs some panels of the long factor and multiplies them with all of the short one,
-    // packed before.
+    // Each thread packs some panels of one factor and multiplies them with all of the other one, packed
+    // before.
     template <bool ROWS>
     void compute(Narrow *whole, Narrow *mine, int64_t of_panel, int64_t group) const
     {
         const Factor far = ROWS ? of_left() : of_right(), close = ROWS ? of_right() : of_left();
         const int64_t panels = (far.size + PANEL - 1) / PANEL;
         const int64_t others = (close.size + PANEL - 1) / PANEL;
+        const auto panel_of_close = [&](int64_t other) {
+            return panel_of<!ROWS>(close, other, whole + other * of_panel);
+        };
         Tiles tiles;
         tiles.set(PANEL);
-#pragma omp for schedule(static)
-        for (int64_t other = 0; other < others; other++)
-            pack_panels<!ROWS>(close, other, other + 1, whole + other * of_panel);
+        Block<Out> blocks[2];
+        blocks[0].tall = blocks[1].tall = 0;
+        int64_t count = 0;
+        const int64_t part = omp_get_thread_num(), parts = omp_get_num_threads();
+        const int64_t begin = others * part / parts;
+        pack_panels<!ROWS>(close, begin, others * (part + 1) / parts, whole + begin * of_panel);
+#pragma omp barrier
 #pragma omp for schedule(dynamic)
         for (int64_t first = 0; first < panels; first += group) {
             const int64_t end = std::min(first + group, panels);
             pack_panels<ROWS>(far, first, end, mine);
             for (int64_t other = 0; other < others; other++)
-                for (int64_t panel = first; panel < end; panel++) {
-                    const Narrow *one = mine + (panel - first) * of_panel;
-                    const Narrow *two = whole + other * of_panel;
-                    const Narrow *ahead = two + of_panel + (panel - first) * (of_panel / MOST);
+                for (int64_t panel = first; panel < end; panel++, count++) {
+                    const Operand one = panel_of<ROWS>(far, panel, mine + (panel - first) * of_panel);
+                    const Operand two = panel_of_close(other), next = panel_of_close(other + 1);
+                    const Narrow *ahead = next.data + (panel - first) * (of_panel / MOST);
+                    Block<Out> &now = blocks[count % 2], &last = blocks[(count + 1) % 2];
                     if (ROWS)
-                        finish(panel * PANEL, other * PANEL, one, two, ahead);
+                        compute_block(panel * PANEL, other * PANEL, one, two, ahead, now, last);
                     else
-                        finish(other * PANEL, panel * PANEL, two, one, ahead);
+                        compute_block(other * PANEL, panel * PANEL, two, one, ahead, now, last);
                 }
         }
+        blocks[(count + 1) % 2].store_rows(PANEL);
     }
 
     int compute() const
     {
-        const bool by_rows = rows >= columns;
-        const int64_t panels = (std::max(rows, columns) + PANEL - 1) / PANEL;
-        const int64_t others = (std::min(rows, columns) + PANEL - 1) / PANEL;
+        const bool by_rows = rows >= columns && !in_place<true>(of_left(), 0);
+        const int64_t panels = ((by_rows ? rows : columns) + PANEL - 1) / PANEL;
+        const int64_t others = ((by_rows ? columns : rows) + PANEL - 1) / PANEL;
         const int64_t of_panel = (depth + DEEP - 1) / DEEP * STAGE;
         const int64_t fitting = std::min(MOST, NEAR / std::max<int64_t>(of_panel, 1));
         const int64_t fair = (panels + threads - 1) / threads;
