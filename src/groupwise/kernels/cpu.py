@@ -110,9 +110,12 @@ def multiplies_tiles() -> bool:
 
 
 def can_multiply_in_tiles(left: Tensor, right: Tensor) -> bool:
-    """Whether `matmul` is faster than oneDNN in bfloat16, for large weights and many rows, with AMX:
-    in dyᵀ · x, the gradient of a weight, whose left factor is a transposed matrix; and in other
-    products on several threads, of which oneDNN keeps but one busy for many sizes."""
+    """Whether `matmul` is faster than oneDNN in bfloat16 with AMX, for large weights and many rows.
+
+    It is for dyᵀ · x, the gradient of a weight, whose left factor is a transposed matrix, and on
+    several threads for other products: oneDNN is no faster on two threads than on one for some
+    sizes.
+    """
     for x in (left, right):
         if not takes(x) or x.device.type != "cpu" or x.dtype != torch.bfloat16:
             return False

@@ -173,7 +173,8 @@ class SplitMaster(_Beside):
     bfloat16 is the upper half of float32, so the parameter and the lower half are the float32
     weights, in 2 bytes per weight beside the model where a copy takes 4. Rounding is to nearest,
     ties away from zero. A gradient stays in bfloat16, as autograd made it, until that of a second
-    microbatch is added in float32.
+    microbatch is added in float32. It is kept as `parameter.main_grad`, so that kernels can add
+    later ones in place (`accumulable_grad`).
 
     `stepped` is empty except between `open` and `close`, which are needed where no kernel steps the
     halves in place.
@@ -231,7 +232,8 @@ class SplitMaster(_Beside):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        self.parameter.main_grad = value
+        parameter: Any = self.parameter
+        parameter.main_grad = value
 
     def open(self, factor: float) -> None:
         """As `Master.open`."""
