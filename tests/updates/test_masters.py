@@ -246,3 +246,21 @@ def test_gradients_of_microbatches_are_summed_in_float32(kernels: Reference) -> 
         assert ((found - exact).abs() <= 4).all()
     if isinstance(kernels, Auto) and compiled() is not None:
         assert (sums[0][1] == 2 * (256 + 257)).all()
+
+
+@pytest.mark.parametrize("another", [False, True], ids=["removed", "replaced"])
+def test_a_gradient_ends_with_its_master(another: bool) -> None:
+    """Otherwise kernels would add later ones to it, and the next optimizer would have none."""
+    layer = nn.Embedding(3, 256).bfloat16()
+    master: SplitMaster | None = SplitMaster(layer.weight)
+    with using(Auto()), Auto().training_layers(layer):
+        for _ in range(2):
+            layer(torch.tensor([1])).sum().backward()
+        assert master.grad is not None and master.grad.dtype == torch.float32
+        if not another:
+            master.remove_hook()
+        master = None
+        following = SplitMaster(layer.weight) if another else None
+        layer(torch.tensor([1])).sum().backward()
+    found = layer.weight.grad if following is None else following.grad
+    assert found is not None and found.float().sum() == 256

@@ -182,6 +182,7 @@ class SplitMaster(_Beside):
 
     def __init__(self, parameter: nn.Parameter) -> None:
         super().__init__(parameter)
+        self.grad = None  # that of an earlier master
         self.lower = torch.zeros_like(parameter, dtype=torch.int16, requires_grad=False)
         self.stepped = nn.Parameter(self._nothing())
         self.widened = parameter.numel()
@@ -232,8 +233,14 @@ class SplitMaster(_Beside):
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
-        parameter: Any = self.parameter
-        parameter.main_grad = value
+        vars(self.parameter).pop("main_grad", None)
+        if value is not None:
+            vars(self.parameter)["main_grad"] = value
+
+    def remove_hook(self) -> None:
+        """As `Master.remove_hook`. Kernels must not add to a gradient that nobody takes."""
+        super().remove_hook()
+        self.grad = None
 
     def open(self, factor: float) -> None:
         """As `Master.open`."""
