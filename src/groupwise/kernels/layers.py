@@ -9,11 +9,11 @@ each, and save nothing for the backward pass but their inputs; in bfloat16 too, 
 or 4-bit weights compute the products. silu(gate(x)) · up(x), which the product after it would save,
 is computed again in the backward pass: a quarter of the activations.
 
-The rest is for CPUs. Products are for float32, which PyTorch leaves to
-MKL: on an AMD EPYC these are 3 to 15 % faster. Unlike oneDNN, they compile nothing per number of
-rows, which differs from microbatch to microbatch. They are for bfloat16 too on processors without
-AVX-512, where PyTorch has no fast ones, and on those with AMX, where oneDNN takes 1.5 to 1.9 times
-as long for dW, and on two threads up to 1.9 times as long for y and dx, depending on their sizes.
+The rest is for CPUs. Products are for float32, which PyTorch leaves to MKL: on an AMD EPYC these
+are 3 to 15 % faster. Unlike oneDNN, they compile nothing per number of rows, which differs from
+microbatch to microbatch. They are for bfloat16 too on processors without AVX-512, where PyTorch has
+no fast ones, and on those with AMX. There, oneDNN takes 1.5 to 1.9 times as long for dW, and on two
+threads up to 1.9 times as long for y and dx, depending on their sizes.
 """
 
 from __future__ import annotations

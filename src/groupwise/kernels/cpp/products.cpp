@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t PACK = 8 * TALL;  // rows that are packed into the second-level cache
 // How deep a product may be for these and a panel to fit into it.
 const int64_t DEEPEST = std::max<int64_t>(sysconf(_SC_LEVEL2_CACHE_SIZE), 1 << 19) / (4 * (PACK + PANEL));
-constexpr int64_t DEEPEST_IN_TILES = 1 << 12;
+constexpr int64_t DEEPEST_IN_TILES = 1 << 12;  // a panel of 32 columns has 256 KB then
 constexpr int64_t MOST_SUMS = 1 << 24;  // that are kept in float32 for a result in 16 bits
 
 // With a width that GCC knows, contiguous numbers are moved at once.
