@@ -70,12 +70,14 @@ def parts() -> list[tuple[nn.Module, Tensor]]:
     states = 3 * torch.randn(1, 5, 80)
     norm = LlamaRMSNorm(80, 1e-3)
     nn.init.normal_(norm.weight)
+    padded = nn.Embedding(9, 80, padding_idx=8)
+    nn.init.normal_(padded.weight)  # with a zero row, its gradient would be zero anyway
     return [
         (norm, states),
         (LlamaMLP(config), states),
         (LlamaMLP(with_bias), states),
         (nn.Embedding(9, 80), torch.tensor([[3, 3, 8, 0, 3]])),
-        (nn.Embedding(9, 80, padding_idx=8), torch.tensor([[3, 3, 8, 0, 3]])),
+        (padded, torch.tensor([[3, 3, 8, 0, 3]])),
     ]
 
 
