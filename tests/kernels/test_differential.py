@@ -279,10 +279,10 @@ def scene(
 ) -> tuple[Decode, tuple[Tensor, Tensor, Tensor]]:
     """A step of a grid of slots with three completions each, of which `rows` live; every cell of
     the grid holds something, whether it is to be seen or not."""
-    used, group, clock = len(lengths), 3, 20
+    used, group, clock = len(lengths), 3, max(20, *ages)
     grid = GroupCache(
-        slots=used + 1, group=group, prompt_capacity=11, suffix_capacity=19,
-        device=torch.device("cpu"),
+        slots=used + 1, group=group, prompt_capacity=max(11, *lengths),
+        suffix_capacity=max(19, max(ages) + 1), device=torch.device("cpu"),
     )  # fmt: skip
     grid.prompt_length[:used] = torch.tensor(lengths)
     grid.start[:used] = clock - torch.tensor(ages)
@@ -364,11 +364,35 @@ def narrow(grid: GroupCache) -> GroupCache:
     return made
 
 
+def hide_the_unseen(decode: Decode) -> None:
+    """Nothing that a row does not see is a number."""
+    for length, prompt in zip(
+        decode.cache.prompt_length, zip(*decode.cache.layers[0].tensors()[:2]), strict=True
+    ):
+        for tensor in prompt:
+            tensor[:, length:] = torch.nan
+    for tensor in decode.cache.layers[0].tensors()[2:]:
+        for slot, time in zip(decode.slot, decode.time, strict=True):
+            tensor[slot, :, :, time + 1 :] = torch.nan
+
+
+LONG = {"lengths": (300, 128, 33, 1), "ages": (127, 300, 16, 128)}
+"""Beyond the blocks of keys that are attended to at once, and up to their ends."""
+
+
 @pytest.mark.skipif(not isinstance(active(), Auto), reason="kernels are switched off")
-@pytest.mark.parametrize("window", [None, 1, 8])
-def test_attention_in_16_bits_is_that_in_float32_rounded(window: int | None) -> None:
-    decode, given = scene(heads=6, dim=32)
+@pytest.mark.parametrize("window", [None, 1, 8, 131, 300])
+@pytest.mark.parametrize("grid", [{}, LONG], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "dim"), [(6, 2, 32), (14, 2, 64), (3, 3, 96), (17, 1, 128), (6, 2, 48)]
+)
+def test_attention_in_16_bits_is_that_in_float32_rounded(
+    heads: int, key_heads: int, dim: int, grid: dict[str, tuple[int, ...]], window: int | None
+) -> None:
+    """Nearly all numbers are rounded to the same; a weight of 8 bits would change a fifth."""
+    decode, given = scene(heads=heads, key_heads=key_heads, dim=dim, **grid)
     small = tuple(x.to(torch.bfloat16) for x in given)
+    hide_the_unseen(decode)
     in_16_bits = replace(decode, cache=narrow(decode.cache))
     call = {"scaling": 0.2, "window": window, "softcap": None}
     found = in_16_bits(0, *small, **call)
@@ -376,10 +400,16 @@ def test_attention_in_16_bits_is_that_in_float32_rounded(window: int | None) -> 
     stored = in_16_bits.cache.layers[0].tensors()
     for mine, other in zip(decode.cache.layers[0].tensors(), stored, strict=True):
         mine.copy_(other)
-    wanted = decode(0, *(x.float() for x in small), **call)
-    assert torch.equal(found, wanted.to(torch.bfloat16))
+    wanted = decode(0, *(x.float() for x in small), **call).to(torch.bfloat16)
+    torch.testing.assert_close(found, wanted, rtol=2**-7, atol=1e-3)
+    assert (found != wanted).float().mean() < 0.03
     for mine, other in zip(decode.cache.layers[0].tensors(), stored, strict=True):
-        assert torch.equal(mine, other.float())
+        torch.testing.assert_close(mine, other.float(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("window", [None, 100, 300])
+def test_attention_of_long_prompts_and_completions(window: int | None) -> None:
+    assert_as_reference(*scene(**LONG), window=window)
 
 
 @pytest.mark.parametrize(

@@ -21,14 +21,18 @@ namespace {
 // What a tile adds up: products of float32, or of pairs of bfloat16, which are moved as float32.
 struct Single {
     static INLINE Vector add(Vector total, float left, Vector right) { return total + left * right; }
+    static INLINE Vector add(Vector total, Vector left, Vector right) { return total + left * right; }
 };
 
 #ifdef __AVX512BF16__
 struct Pair {
     static INLINE Vector add(Vector total, float left, Vector right)
     {
-        const __m512 all = _mm512_set1_ps(left);
-        return (Vector)_mm512_dpbf16_ps((__m512)total, (__m512bh)all, (__m512bh)right);
+        return add(total, (Vector)_mm512_set1_ps(left), right);
+    }
+    static INLINE Vector add(Vector total, Vector left, Vector right)
+    {
+        return (Vector)_mm512_dpbf16_ps((__m512)total, (__m512bh)left, (__m512bh)right);
     }
 };
 #endif
@@ -57,8 +61,8 @@ struct Nothing {
 };
 
 // out[ROWS, LANES · VECTORS] += left[ROWS, depth] · right[depth, LANES · VECTORS]
-template <int ROWS, int VECTORS, typename Term, typename Next>
-INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row, float *out,
+template <int ROWS, int VECTORS, typename Term, typename Next, typename Right>
+INLINE void tile(Left left, int64_t depth, const Right *right, int64_t right_row, float *out,
                  int64_t out_row, Next next)
 {
     Vector total[ROWS][VECTORS];
@@ -68,7 +72,7 @@ INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row
     const auto add = [&](int64_t k) __attribute__((always_inline)) {
         Vector some[VECTORS];  // in this order, or GCC holds the left factor and runs out of registers
         for (int v = 0; v < VECTORS; v++)
-            some[v] = at(right + k * right_row + v * LANES);
+            some[v] = load(right + k * right_row + v * LANES);
         for (int i = 0; i < ROWS; i++)
             for (int v = 0; v < VECTORS; v++)
                 total[i][v] = Term::add(total[i][v], left.data[i * left.row + k * left.step], some[v]);
@@ -88,8 +92,8 @@ INLINE void tile(Left left, int64_t depth, const float *right, int64_t right_row
             at(out + i * out_row + v * LANES) = total[i][v];
 }
 
-template <int VECTORS, typename Term, typename Next>
-INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, int64_t right_row,
+template <int VECTORS, typename Term, typename Next, typename Right>
+INLINE void strip(int64_t rows, Left left, int64_t depth, const Right *right, int64_t right_row,
                   float *out, int64_t out_row, Next next)
 {
     for (; rows >= TALL; rows -= TALL, left.data += TALL * left.row, out += TALL * out_row)
@@ -103,8 +107,8 @@ INLINE void strip(int64_t rows, Left left, int64_t depth, const float *right, in
 }
 
 // out[rows, columns] += left[rows, depth] · right[depth, columns]; columns a multiple of LANES
-template <typename Term = Single, typename Next = Nothing>
-INLINE void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const float *right,
+template <typename Term = Single, typename Next = Nothing, typename Right>
+INLINE void multiply(int64_t rows, int64_t columns, int64_t depth, Left left, const Right *right,
                      int64_t right_row, float *out, int64_t out_row, Next next = {})
 {
     int64_t j = 0;

@@ -6,6 +6,7 @@
 #include "multiply.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#define TILES
 
 namespace {
 
