@@ -366,14 +366,12 @@ def narrow(grid: GroupCache) -> GroupCache:
 
 def hide_the_unseen(decode: Decode) -> None:
     """Nothing that a row does not see is a number."""
-    for length, prompt in zip(
-        decode.cache.prompt_length, zip(*decode.cache.layers[0].tensors()[:2]), strict=True
-    ):
-        for tensor in prompt:
-            tensor[:, length:] = torch.nan
-    for tensor in decode.cache.layers[0].tensors()[2:]:
+    prompt_key, prompt_value, *suffixes = decode.cache.layers[0].tensors()
+    for slot, length in enumerate(decode.cache.prompt_length):
+        prompt_key[slot, :, length:] = prompt_value[slot, :, length:] = torch.nan
+    for suffix in suffixes:
         for slot, time in zip(decode.slot, decode.time, strict=True):
-            tensor[slot, :, :, time + 1 :] = torch.nan
+            suffix[slot, :, :, time + 1 :] = torch.nan
 
 
 LONG = {"lengths": (300, 128, 33, 1), "ages": (127, 300, 16, 128)}

@@ -198,9 +198,8 @@ protected:
     // Weights of some queries for keys of the prompt, in place of their scores.
     INLINE void weigh_columns(int64_t q, int64_t keys, const Number *next)
     {
-        Vector most = at(top + q), sum{};
-        for (int64_t t = 0; t < keys; t++)
-            most = larger(at(scores + t * columns + q) * scaling, most);
+        const Vector most = highest(scores + q, columns, keys, at(top + q));
+        Vector sum{};
         for (int64_t t = 0; t < keys; t++) {
             if (q == 0)
                 this->fetch(next + t * dim, 1);
@@ -211,6 +210,20 @@ protected:
         at(decay + q) = exponential(at(top + q) - most);
         at(total + q) = at(total + q) * at(decay + q) + sum;
         at(top + q) = most;
+    }
+
+    // The largest of `top` and of the scaled scores of each column, several rows at a time.
+    INLINE Vector highest(const float *scores, int64_t row, int64_t keys, Vector top) const
+    {
+        constexpr int64_t MANY = 4;
+        Vector most[MANY] = {top, top, top, top};
+        int64_t t = 0;
+        for (; t + MANY <= keys; t += MANY)
+            for (int64_t i = 0; i < MANY; i++)
+                most[i] = larger(at(scores + (t + i) * row) * scaling, most[i]);
+        for (; t < keys; t++)
+            most[0] = larger(at(scores + t * row) * scaling, most[0]);
+        return larger(larger(most[0], most[1]), larger(most[2], most[3]));
     }
 
     INLINE void scale(float *row, float factor) const
@@ -288,13 +301,13 @@ protected:
         Vector most = Vector{} + top[q], more{};
         for (int64_t t = 0; t < end; t += LANES)
             most = larger(at(scores + t) * scaling, most);
-        const float highest = largest(most), decay = exponential(Vector{} + (top[q] - highest))[0];
+        const float peak = largest(most), decay = exponential(Vector{} + (top[q] - peak))[0];
         for (int64_t t = 0; t < end; t += LANES) {
             Vector &x = at(scores + t);
-            x = exponential(x * scaling - highest);
+            x = exponential(x * scaling - peak);
             more += x;
         }
-        top[q] = highest, total[q] = total[q] * decay + sum(more);
+        top[q] = peak, total[q] = total[q] * decay + sum(more);
         scale(result + q * dim, decay);
     }
 

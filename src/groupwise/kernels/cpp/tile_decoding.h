@@ -70,9 +70,8 @@ class TiledSlotHead : public SlotHead<Narrow, Narrow> {
     {
         const int64_t q = panel * SIDE + half;
         const float *column = scores + half;
-        Vector most = at(top + q), sum{};
-        for (int64_t t = 0; t < keys; t++)
-            most = larger(at(column + t * SIDE) * scaling, most);
+        const Vector most = highest(column, SIDE, keys, at(top + q));
+        Vector sum{};
         for (int64_t t = 0; t < blocks(keys) * SIDE; t += 2) {
             if (q == 0)
                 fetch(next + t * dim, 2);
@@ -81,7 +80,7 @@ class TiledSlotHead : public SlotHead<Narrow, Narrow> {
                 weights[i] = exponential(at(column + (t + i) * SIDE) * scaling - most);
             sum += weights[0] + weights[1];
             const int64_t pair = (t / SIDE * 2 + half / 16) * TILE + t % SIDE * 16;
-            split_pair((__m512)weights[0], (__m512)weights[1], high + pair, low + pair);
+            split_pair(weights[0], weights[1], high + pair, low + pair);
         }
         at(decay + q) = exponential(at(top + q) - most);
         at(total + q) = at(total + q) * at(decay + q) + sum;

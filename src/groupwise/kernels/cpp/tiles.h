@@ -147,14 +147,14 @@ INLINE void split(__m512 x, Narrow *high, Narrow *low)
     _mm256_storeu_si256((__m256i *)low, (__m256i)_mm512_cvtneps_pbh(x - upper_part(rounded)));
 }
 
-// The same of two rows, pair by pair.
-INLINE void split_pair(__m512 even, __m512 odd, Narrow *high, Narrow *low)
+// The same of two rows, pair by pair; the upper number is not rounded, which is faster.
+INLINE void split_pair(Vector even, Vector odd, Narrow *high, Narrow *low)
 {
-    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-    even -= upper_part(_mm512_castsi512_si256(rounded));
-    odd -= upper_part(_mm512_extracti64x4_epi64(rounded, 1));
-    _mm512_store_si512(high, paired(rounded));
-    _mm512_store_si512(low, paired((__m512i)_mm512_cvtne2ps_pbh(odd, even)));
+    const auto upper = [](Vector x) { return (Bits)x & 0xffff0000; };
+    const auto pairs = [&](Vector even, Vector odd) { return (__m512i)(upper(odd) | (Bits)even >> 16); };
+    const auto rest = [&](Vector x) { return (Vector)((Bits)(x - (Vector)upper(x)) + 0x8000); };
+    _mm512_store_si512(high, pairs(even, odd));
+    _mm512_store_si512(low, pairs(rest(even), rest(odd)));
 }
 
 }  // namespace
