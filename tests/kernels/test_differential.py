@@ -405,6 +405,11 @@ def test_attention_in_16_bits_is_that_in_float32_rounded(
         torch.testing.assert_close(mine, other.float(), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("scaling", [0.0, -0.3])
+def test_attention_may_be_scaled_by_any_number(scaling: float) -> None:
+    assert_as_reference(*scene(), scaling=scaling)
+
+
 @pytest.mark.parametrize("window", [None, 100, 300])
 def test_attention_of_long_prompts_and_completions(window: int | None) -> None:
     assert_as_reference(*scene(**LONG), window=window)

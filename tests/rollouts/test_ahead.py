@@ -180,6 +180,7 @@ def test_any_schedule_gives_the_batches_of_one_process() -> None:
 
 
 @pytest.mark.verify
+@pytest.mark.timeout(3600)
 def test_ten_thousand_schedules_give_the_batches_of_one_process() -> None:
     assert 0 <= waste([check_schedule(number) for number in range(10_000)]) <= 0.05
 

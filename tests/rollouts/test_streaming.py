@@ -166,6 +166,7 @@ def test_no_schedule_exceeds_the_bound() -> None:
 
 
 @pytest.mark.verify
+@pytest.mark.timeout(3600)
 def test_ten_thousand_schedules_do_not_exceed_the_bound() -> None:
     assert waste([check_schedule(number) for number in range(10_000)]) == 0
 

@@ -297,14 +297,16 @@ protected:
     INLINE void weigh_row(int64_t q, float *scores, int64_t keys)
     {
         const int64_t end = (keys + LANES - 1) / LANES * LANES;
+        for (int64_t t = 0; t < end; t += LANES)
+            at(scores + t) *= scaling;
         std::fill(scores + keys, scores + end, -std::numeric_limits<float>::infinity());
         Vector most = Vector{} + top[q], more{};
         for (int64_t t = 0; t < end; t += LANES)
-            most = larger(at(scores + t) * scaling, most);
+            most = larger(at(scores + t), most);
         const float peak = largest(most), decay = exponential(Vector{} + (top[q] - peak))[0];
         for (int64_t t = 0; t < end; t += LANES) {
             Vector &x = at(scores + t);
-            x = exponential(x * scaling - peak);
+            x = exponential(x - peak);
             more += x;
         }
         top[q] = peak, total[q] = total[q] * decay + sum(more);

@@ -308,7 +308,8 @@ struct TiledQueries {
                 totals[i] += (Vector)both[i];
                 sums[i] += (Vector)both[i] * at(s.score_grads.get() + place);
             }
-            split_pair((Vector)both[0], (Vector)both[1], s.high_pairs.get() + pairs(q, k), s.low_pairs.get() + pairs(q, k));
+            split_pair((Vector)both[0], (Vector)both[1], s.high_pairs.get() + pairs(q, k),
+                       s.low_pairs.get() + pairs(q, k));
         }
         for (int64_t i = 0; i < 2; i++)
             means[q + i] = q + i < count ? sum(sums[i]) / sum(totals[i]) : 0.0f;
@@ -325,7 +326,8 @@ struct TiledQueries {
                 both[i] = (__m512)(at(s.scores.get() + place) * x * (float)t.scaling);
                 split(both[i], s.high.get() + place, s.low.get() + place);
             }
-            split_pair((Vector)both[0], (Vector)both[1], s.high_pairs.get() + pairs(q, k), s.low_pairs.get() + pairs(q, k));
+            split_pair((Vector)both[0], (Vector)both[1], s.high_pairs.get() + pairs(q, k),
+                       s.low_pairs.get() + pairs(q, k));
         }
     }
 };

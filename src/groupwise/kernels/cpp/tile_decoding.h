@@ -25,6 +25,7 @@ class TiledSlotHead : public SlotHead<Narrow, Narrow> {
             copy_block(Form::turned_rows, (const Narrow *)query + panel * SIDE * dim, dim,
                        queries - panel * SIDE, dim, turned_query + panel * SIDE * dim);
         std::fill_n(turned_result, panels * SIDE * dim, 0.0f);
+        std::fill_n(decay, panels * SIDE, 0.0f);  // also of columns that are no queries
         each_of_prompt([&](int64_t place, int64_t keys, const Narrow *next) {
             for (int64_t panel = 0; panel < panels; panel++) {
                 score_panel(panel, place, keys);
