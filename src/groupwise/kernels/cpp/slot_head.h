@@ -157,7 +157,7 @@ protected:
     float *scores;               // and weights: [KEYS, columns] of the prompt, [repeats, KEYS] of a suffix
     float *top, *total, *decay;  // [columns]
     float *result;               // [queries, dim]
-    float *copy;                 // keys or values of the prompt in float32: [KEYS, dim]
+    float *copy;                 // keys or values in float32: [KEYS, dim]
 
     static const float *factors(const Number *from, int64_t size, float *scratch)
     {

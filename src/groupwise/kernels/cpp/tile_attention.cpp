@@ -6,7 +6,7 @@
 #include "tiles.h"
 #include "tree.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#ifdef TILES
 
 #include <cmath>
 #include <limits>

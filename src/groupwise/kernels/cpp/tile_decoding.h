@@ -115,8 +115,7 @@ public:
         const int64_t before = SlotHead::assign(scratch);
         Parts memory(scratch ? scratch + before : nullptr);
         turned_query = memory.take<Narrow>(panels * SIDE * dim);
-        for (Narrow **each : {&some_keys, &turned_value})
-            *each = memory.take<Narrow>(KEYS * dim);
+        some_keys = memory.take<Narrow>(SIDE * dim), turned_value = memory.take<Narrow>(KEYS * dim);
         high = memory.take<Narrow>(KEYS * SIDE), low = memory.take<Narrow>(KEYS * SIDE);
         turned_result = memory.take<float>(panels * SIDE * dim);
         return before + memory.floats();

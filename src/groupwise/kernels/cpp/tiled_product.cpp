@@ -5,7 +5,7 @@
 #include "product.h"
 #include "tiles.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+#ifdef TILES
 #include <omp.h>
 
 namespace {
