@@ -164,8 +164,8 @@ papers: .venv/.runtime
 	    $(BIN)/python studies/papers/collect.py store $$name runs/papers/$$name || exit 1; done
 	$(BIN)/python studies/papers/collect.py page
 
-# The figures of benchmarks/RESULTS.md, on an idle machine: without a card (within an hour), and with one
-# (within ten minutes). Resumable.
+# The figures of benchmarks/RESULTS.md, on an idle machine: without a card (stops after an hour), and with one
+# (after ten minutes). A second call goes on.
 bench: .venv/.dev .venv-trl/bin/python
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 

@@ -1,12 +1,12 @@
 """The figures of RESULTS.md measured again, one benchmark after the other.
 
-    python benchmarks/bench.py           # make bench: what needs no card, within an hour
+    python benchmarks/bench.py           # make bench: what needs no card, an hour per run
     python benchmarks/bench.py --gpu     # make bench-gpu: what needs one, within ten minutes
 
 A part whose file holds figures of this commit is not measured again, so a run that was interrupted,
-or that its limit of time has ended, goes on where it was. Nothing is measured on a busy machine
-unless --anyway is given. Zen 4 and processors without AVX-512 or with AMX have their own folders,
-except for the figures of a card.
+or that its limit of time has ended, goes on where it was: on two cores, all parts take two or
+three runs. Nothing is measured on a busy machine unless --anyway is given. Zen 4 and processors
+without AVX-512 or with AMX have their own folders, except for the figures of a card.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ PARTS = (
          "vocab-152k --repeats 3"),
     Part("memory-half", "memory", "--cases cpu-0.5b-fp32,cpu-0.5b-recommended,cpu-0.5b-8bit,"
          "cpu-0.5b-lora,cpu-0.5b-nf4"),
-    Part("step-medium", "step", "--cases medium-fp32,medium-recommended --repeats 2"),
-    Part("step-half-lora", "step", "--cases cpu-0.5b-lora --repeats 1"),
-    Part("step-half", "step", "--cases cpu-0.5b-recommended --repeats 1"),
-    Part("step-half-fp32", "step", "--cases cpu-0.5b-fp32 --repeats 1"),
+    Part("step-medium", "step", "--cases medium-fp32,medium-recommended --repeats 3"),
+    Part("step-half-lora", "step", "--cases cpu-0.5b-lora --repeats 3"),
+    Part("step-half", "step", "--cases cpu-0.5b-recommended --repeats 3"),
+    Part("step-half-fp32", "step", "--cases cpu-0.5b-fp32 --repeats 3"),
     Part("scaling", "scaling", "--repeats 1"),
     Part("preferences", "preferences", "--repeats 3"),
     Part("tools", "tools", "--threads 1"),
