@@ -56,8 +56,8 @@ class Part:
 
 PARTS = (
     Part("start", "start", ""),
-    Part("step-embedded", "step", "--cases embedded,embedded@8-rows"),
-    Part("step-busy", "step", "--cases embedded --busy 2 --repeats 3"),
+    Part("step-embedded", "step", "--cases embedded,embedded@8-rows --repeats 20"),
+    Part("step-busy", "step", "--cases embedded --busy 2 --repeats 10"),
     Part("rollouts-small", "rollouts", "--peers generate --cases small-equal,embedded-queue"),
     Part("update-decode", "update", "--cases decode-fp32,decode-bf16"),
     Part("update", "update", "--cases update-fp32,update-bf16,long-prompt-fp32,long-prompt-bf16,"

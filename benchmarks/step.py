@@ -259,21 +259,26 @@ def _together(
 
 
 def _apart(sides: dict[str, _Side], asked: dict[str, Any], repeats: int, report: Report) -> Found:
-    """One side in memory at a time: every turn starts a process and ends it."""
+    """One side in memory at a time: its process ends when the turn of the other one comes."""
     logprobs: dict[str, list[list[float]]] = {}
     first: dict[str, dict[str, Any]] = {}
+    running: dict[str, harness.Worker] = {}
+    with ExitStack() as stack:
 
-    def turn(name: str) -> dict[str, Any]:
-        with ExitStack() as stack:
-            worker = sides[name].start(stack, name, report)
-            if name not in logprobs:
-                logprobs[name] = worker.ask("logprobs", **asked)["logprobs"]
-            first[name] = _warm_up(worker)
-            return worker.ask("step")
+        def turn(name: str) -> dict[str, Any]:
+            if name not in running:
+                stack.close()
+                running.clear()
+                running[name] = worker = sides[name].start(stack, name, report)
+                if name not in logprobs:
+                    logprobs[name] = worker.ask("logprobs", **asked)["logprobs"]
+                first[name] = _warm_up(worker)
+            return running[name].ask("step")
 
-    return logprobs, first, harness.turns(
-        {name: lambda _, n=name: turn(n) for name in sides}, repeats=repeats
-    )  # fmt: skip
+        answers = harness.turns(
+            {name: lambda _, n=name: turn(n) for name in sides}, repeats=repeats
+        )
+    return logprobs, first, answers
 
 
 def _warm_up(worker: harness.Worker) -> dict[str, Any]:
