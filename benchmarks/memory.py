@@ -86,7 +86,7 @@ def main() -> None:
     for name in harness.chosen(options, list(CASES), default):
         say(name)
         case = shrunk(CASES[name]) if options.quick else CASES[name]
-        # Words that begin with none of the tokenizer's special ones, w0 and w1.
+        # Words that the small model has, too.
         prompt = as_text([2 + place % 8 for place in range(case.prompt)])
         with ExitStack() as stack:
             folders = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]

@@ -1,7 +1,7 @@
 """Models of given shapes with random weights, and prompts for them.
 
-Their tokenizer has one word per token, w0 w1 w2 …, so that text and tokens are the same thing on
-every side.
+Their tokenizer has one word per token, so that text and tokens are the same thing on every side:
+<pad> <end> w2 w3 …
 """
 
 from __future__ import annotations
@@ -84,15 +84,16 @@ def save_model(shape: Shape, folder: str | Path, *, seed: int = 0) -> str:
 def _save_words(vocab: int, folder: Path) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    words: Any = models.WordLevel({f"w{i}": i for i in range(vocab)}, unk_token="w0")
+    # No special word is part of another: tokenizers find them inside words, too.
+    names = ["<pad>", "<end>", *(f"w{i}" for i in range(2, vocab))]
+    words: Any = models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<pad>")
     tokenizer = Tokenizer(words)
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def random_prompts(shape: Shape, *, count: int, tokens: int, seed: int = 0) -> list[list[int]]:
-    """Prompts of equal length; every token but the first two, which the tokenizer names specially,
-    may occur."""
+    """Prompts of equal length; every token but the first two, which are special, may occur."""
     rng = np.random.default_rng(seed)
     return rng.integers(2, shape.vocab, (count, tokens)).tolist()
 

@@ -52,7 +52,7 @@ def _endless(folder: str, dtype: torch.dtype, *, quantized: bool) -> Policy:
         release_file(model)
     whole: Any = tokenizer_of(folder, endless=True)
     plain = PreTrainedTokenizerFast(
-        tokenizer_file=f"{folder}/tokenizer.json", pad_token="w0", eos_token="w1"
+        tokenizer_file=f"{folder}/tokenizer.json", pad_token="<pad>", eos_token="<end>"
     )
     policy = make_policy(model, plain)
     return replace(policy, end_tokens=frozenset({whole.eos_token_id}))

@@ -43,6 +43,6 @@ def tokenizer_of(folder: str, *, endless: bool) -> Any:
     if not endless:
         return AutoTokenizer.from_pretrained(folder)
     file = str(Path(folder) / "tokenizer.json")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=file, pad_token="w0")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=file, pad_token="<pad>")
     tokenizer.add_special_tokens({"eos_token": "<|never|>"})
     return tokenizer

@@ -17,7 +17,7 @@ import trl
 from channel import Channel, Memory, versions
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerFast
 
-DUMMY = {"prompt": "w1", "chosen": " w2", "rejected": " w3"}
+DUMMY = {"prompt": "w2", "chosen": " w3", "rejected": " w4"}
 
 
 class Steps:
@@ -29,7 +29,7 @@ class Steps:
         self.memory.reset()
         self.spec, self.scores = spec, spec["what"] == "reward"
         tokenizer = PreTrainedTokenizerFast(
-            tokenizer_file=f"{spec['model']}/tokenizer.json", pad_token="w0", eos_token="w1"
+            tokenizer_file=f"{spec['model']}/tokenizer.json", pad_token="<pad>", eos_token="<end>"
         )
         common: dict[str, Any] = {
             "output_dir": spec["folder"],

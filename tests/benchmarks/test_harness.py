@@ -23,6 +23,7 @@ NAMES = (
     "harness",
     "kernels",
     "memory",
+    "policies",
     "preferences",
     "results",
     "rollouts",
@@ -30,6 +31,7 @@ NAMES = (
     "shapes",
     "start",
     "step",
+    "tasks",
     "update",
 )
 
@@ -62,6 +64,24 @@ def test_ratios_are_taken_repeat_by_repeat(load) -> None:
     # 8/2 = 4, 9/3 = 3, 40/4 = 10: median 4, although the quotient of the medians is 9/3 = 3.
     found = load("harness").ratios([8.0, 9.0, 40.0], [2.0, 3.0, 4.0])
     assert found == {"median": 4.0, "low": 3.0, "high": 10.0}
+
+
+def test_both_sides_read_the_tokens_that_a_case_names(
+    load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes: ModuleType = load("shapes")
+    for folder in ("peers", "ours"):
+        monkeypatch.syspath_prepend(str(FOLDER / folder))
+    shape = shapes.SHAPES["1m"]
+    folder = shapes.save_model(shape, tmp_path)
+    peers = importlib.import_module("tasks").tokenizer_of(folder, endless=True)
+    policies = importlib.import_module("policies")
+    policy = policies.policy_of(folder, precision="float32", endless=True)
+    (tokens,) = shapes.random_prompts(shape, count=1, tokens=256)
+    text = shapes.as_text(tokens)
+    assert any(str(token).startswith("1") for token in tokens)
+    assert peers(text)["input_ids"] == policy.tokenizer(text)["input_ids"] == tokens
+    assert policy.end_tokens == {peers.eos_token_id} == {shape.vocab}
 
 
 def test_a_worker_that_dies_says_why(load, tmp_path: Path) -> None:
