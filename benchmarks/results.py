@@ -363,6 +363,8 @@ def _surroundings(content: dict[str, Any]) -> list[str]:
         )  # fmt: skip
     if "commit" in content:
         lines.append(f"commit {content['commit']}")
+    if "remark" in content:
+        lines.append(content["remark"])
     for side, versions in content.get("versions", {}).items():
         lines.append(f"{side}: " + ", ".join(f"{name} {v}" for name, v in versions.items()))
     if "repeats" in content:

@@ -22,8 +22,8 @@ PRODUCT_ROWS = 96
 """Rows that are multiplied at once, at least: 48, which is what fits into the caches with a
 vocabulary of 152 thousand, take a quarter to a third longer per row."""
 KEEP_BYTES = 320 * 2**20
-"""Size of the logits that are kept: 1,024 rows of a vocabulary of 152 thousand in 16 bits. Where all
-fit, the gradient of the head is one product, without a float32 sum of the weight's size."""
+"""Size of the logits that are kept: 1,024 rows of a vocabulary of 152 thousand in 16 bits. Where
+all fit, the gradient of the head is one product, without a float32 sum of the weight's size."""
 
 
 def chunk_bytes(device: str, *, vocab: int) -> int:
