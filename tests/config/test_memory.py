@@ -91,6 +91,16 @@ def test_what_a_run_always_holds(model: Path) -> None:
     assert (plan.parameters, plan.trained) == (n + learn, learn)
 
 
+def test_weights_that_are_float32_only_in_a_step(model: Path) -> None:
+    """AdamW steps the halves of bf16 weights in place; the one with moments in 8 bits needs them,
+    and their gradients, in float32."""
+    bf16 = ("model.dtype=bfloat16", "sampling.max_tokens=1", "data.max_prompt_tokens=1")
+    plan, _ = planned(model, *bf16, "optimizer.name=adamw_8bit")
+    n = counted(model)
+    assert plan.update == {"gradients": 2 * n, "weights and gradients of a step": 8 * n}
+    assert "activations" in planned(model, *bf16)[0].update
+
+
 def live_bytes() -> int:
     """Of all tensors of this process; views share what they show."""
     found = {}

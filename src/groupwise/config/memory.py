@@ -160,7 +160,7 @@ def memory_plan(config: Config, *, sizes: PretrainedConfig | None = None) -> Mem
                 found = update_bytes(model, laid, several=several, mode=mode, device=device)
                 step = {
                     "gradients": sum(0 if m.grad is None else m.grad.nbytes for m in masters),
-                    "weights and gradients of a step": optimizer.step_bytes,
+                    "weights and gradients of a step": optimizer.step_bytes(config.optimizer.name),
                 }
                 both = (found, step) if _steps_here(config) else (found,)
                 update = max(update, *both, key=lambda parts: sum(parts.values()))

@@ -121,7 +121,7 @@ class MasterOptimizer:
         masters some at a time."""
         trained = [m for m in self.masters.values() if m.grad is not None]
         for master in trained:
-            if self._in_place(master):
+            if _in_place(master, self.settings.name):
                 master.step_in_place(self.adam, factor)
         for some in _by_size([m for m in trained if m.grad is not None]):
             for master in some:
@@ -130,18 +130,10 @@ class MasterOptimizer:
             for master in some:
                 master.close()
 
-    def _in_place(self, master: Master) -> TypeGuard[SplitMaster]:
-        """Whether a kernel steps the halves of a master."""
-        return (
-            isinstance(master, SplitMaster)
-            and self.settings.name == "adamw"
-            and master.kernel is not None
-        )
-
-    @property
-    def step_bytes(self) -> int:
-        """The most that weights and gradients that are float32 only during a step take."""
-        opened = [m for m in self.masters.values() if not self._in_place(m)]
+    def step_bytes(self, name: str) -> int:
+        """The most that weights and gradients take which are float32 only during a step of the
+        optimizer `name`."""
+        opened = [m for m in self.masters.values() if not _in_place(m, name)]
         sizes = [sum(m.widened for m in some) for some in _by_size(opened)]
         return 8 * max(sizes, default=0)
 
@@ -239,6 +231,11 @@ def _moments(weight: Tensor) -> Float64[Tensor, "2"]:
         wide = part.double()
         total += torch.stack([wide.sum(), wide.square().sum()])
     return total.cpu()
+
+
+def _in_place(master: Master, name: str) -> TypeGuard[SplitMaster]:
+    """Whether the optimizer `name` steps the halves of a master by a kernel."""
+    return isinstance(master, SplitMaster) and name == "adamw" and master.kernel is not None
 
 
 def _by_size(masters: list[Master]) -> Iterator[list[Master]]:
