@@ -33,6 +33,16 @@ def dense(
     return logp.gather(1, target[:, None])[:, 0], spread
 
 
+def test_how_many_logits_are_kept() -> None:
+    """Of a vocabulary of 152 thousand: 1,024 rows in 16 bits, and 224 MiB in float32, beside which
+    chunks have room in 300 MB."""
+    vocab = 151_936
+    low = Projection(weight=torch.empty(vocab, 1, dtype=torch.bfloat16, device="meta"))
+    assert low.kept(1024) == 1024 and low.kept(9999) * vocab * 2 <= 320 * 2**20
+    wide = Projection(weight=torch.empty(vocab, 1, device="meta"))
+    assert 224 * 2**20 - 16 * 4 * vocab < wide.kept(1024) * vocab * 4 <= 224 * 2**20
+
+
 @pytest.mark.parametrize("keep", [0, 80, 208, 1000])
 @pytest.mark.parametrize("softcap", [None, 3.0])
 @pytest.mark.parametrize("truncated", [False, True])

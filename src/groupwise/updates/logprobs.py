@@ -21,9 +21,10 @@ CARD_ROWS = 512
 PRODUCT_ROWS = 96
 """Rows that are multiplied at once, at least: 48, which is what fits into the caches with a
 vocabulary of 152 thousand, take a quarter to a third longer per row."""
-KEEP_BYTES = 320 * 2**20
-"""Size of the logits that are kept: 1,024 rows of a vocabulary of 152 thousand in 16 bits. Where
-all fit, the gradient of the head is one product, without a float32 sum of the weight's size."""
+KEEP_BYTES, KEEP_BYTES_16 = 224 * 2**20, 320 * 2**20
+"""Size of the logits that are kept, in float32 and in 16 bits. The second is 1,024 rows of a
+vocabulary of 152 thousand: where all fit, the gradient of the head is one product, without a sum of
+the weight's size in float32."""
 
 
 def chunk_bytes(device: str, *, vocab: int) -> int:
@@ -52,7 +53,8 @@ class Projection:
             exist at one time, on a card without kernels up to four and a half. None: `chunk_bytes`
             of the device and the vocabulary, but at least `PRODUCT_ROWS` rows.
         keep_bytes: size of the buffer of logits kept for the backward pass; those beyond it are
-            recomputed. A head that is not trained needs none of them there.
+            recomputed. A head that is not trained needs none of them there. None: `KEEP_BYTES`, or
+            `KEEP_BYTES_16` for logits in 16 bits.
         fp32_logits: compute logits in float32 whatever the type of the factors.
         accumulate_into_grad: add the gradient of the weight to an existing `weight.grad` in place
             instead of returning it to autograd. Saves a buffer of the weight's size; sums of many
@@ -64,7 +66,7 @@ class Projection:
     softcap: float | None = None
     temperature: float = 1.0
     chunk_bytes: int | None = None
-    keep_bytes: int = KEEP_BYTES
+    keep_bytes: int | None = None
     fp32_logits: bool = False
     accumulate_into_grad: bool = False
 
@@ -84,7 +86,10 @@ class Projection:
         # With float32 logits of 16-bit weights the backward pass rounds a copy of their gradient.
         size = self.weight.element_size()
         each = len(self.weight) * (self.logit_bytes + (size if size < self.logit_bytes else 0))
-        return 0 if self.softcap is not None else min(tokens, self.keep_bytes // each // 16 * 16)
+        room = self.keep_bytes
+        if room is None:
+            room = KEEP_BYTES_16 if self.logit_bytes == 2 else KEEP_BYTES
+        return 0 if self.softcap is not None else min(tokens, room // each // 16 * 16)
 
     def chunks(self, tokens: int, *, backward: bool = False) -> list[slice]:
         """Rows multiplied at once: all that are kept, then the rest in chunks. In the backward pass
