@@ -106,7 +106,8 @@ def test_no_step_needs_float32_weights_where_a_kernel_takes_it(
 ) -> None:
     adam = made()
     with using(Auto()):
-        assert adam.step_bytes == 0
+        assert adam.step_bytes("adamw") == 0
+        assert adam.step_bytes("adamw_8bit") == 8 * sum(SIZES)
         before = adam.masters["9"].parameter._version
         give(adam, scale=1.0, step=0)
         monkeypatch.setattr(SplitMaster, "open", None)
@@ -115,7 +116,7 @@ def test_no_step_needs_float32_weights_where_a_kernel_takes_it(
         assert all(master.grad is None for master in adam.masters.values())
     for backend in (Reference(), Auto(without={"split_adamw"})):
         with using(backend):
-            assert adam.step_bytes == 8 * sum(SIZES)
+            assert adam.step_bytes("adamw") == 8 * sum(SIZES)
 
 
 def test_fake_parameters_are_planned_as_those_of_a_run() -> None:
@@ -123,7 +124,7 @@ def test_fake_parameters_are_planned_as_those_of_a_run() -> None:
         adam = made()
     for backend, size in ((Auto(), 0), (Reference(), 8 * sum(SIZES))):
         with using(backend):
-            assert adam.step_bytes == size
+            assert adam.step_bytes("adamw") == size
 
 
 @pytest.mark.parametrize(
