@@ -6,14 +6,18 @@ Each check runs on some dozens of inputs here and on a hundred thousand in `make
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -189,6 +193,7 @@ def assert_holds(
         deadline=None,
         database=None,
         derandomize=True,
+        phases=(Phase.generate, Phase.shrink),  # To explain, it would trace every line.
         suppress_health_check=list(HealthCheck),
     )
     @given(strategy)
@@ -212,15 +217,29 @@ def test_very_many_inputs(name: str) -> None:
     assert_holds(*CHECKS[name], examples=100_000)
 
 
-def test_a_search_finds_what_fails() -> None:
-    def empty(text: str) -> None:
-        assert not text
+@pytest.mark.parametrize(
+    ("search", "says"),
+    [
+        ("empty, WRITTEN", "in empty\nAssertionError"),
+        ("bool, st.booleans(), slowest=0.0", "too slow"),  # nothing takes no time
+    ],
+)
+def test_a_search_finds_what_fails_or_is_slow(search: str, says: str) -> None:
+    """In a process of its own: in a worker that had run a thousand other tests, such a search did
+    not end on two occasions. The cause is not known; no other search here fails."""
+    program = f"""
+from test_fuzz import WRITTEN, assert_holds, st
 
-    with pytest.raises(AssertionError):
-        assert_holds(empty, WRITTEN, examples=60)
+def empty(text):
+    assert not text
 
-
-def test_a_search_finds_what_is_slow() -> None:
-    """Nothing takes less than no time."""
-    with pytest.raises(AssertionError, match="too slow"):
-        assert_holds(bool, st.booleans(), examples=60, slowest=0.0)
+assert_holds({search}, examples=60)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert says in done.stderr and "every(" in done.stderr, done.stderr

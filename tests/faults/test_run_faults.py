@@ -7,6 +7,7 @@ import math
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -151,6 +152,24 @@ def test_a_second_interrupt_says_how_to_go_on(
     run.close()
     how = ["before the first checkpoint; start again", "and saved; continue", "at step 1"][steps]
     assert how in progress.said[-1] and f"--resume {tmp_path}" in progress.said[-1]
+
+
+def test_a_signal_after_a_step_was_checked_for_one_ends_the_next_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = prepared(tmp_path, "steps=4", "checkpoint.every_steps=0")
+    assert run.trainer.checkpoints is not None
+
+    def due(done: int, asked: Any) -> bool:
+        if done == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(run.trainer.checkpoints, "due", due)
+    with pytest.raises(KeyboardInterrupt):
+        run.trainer.run()
+    assert run.trainer.done == run.trainer.checkpoints.saved == 2
+    run.close()
 
 
 @pytest.mark.parametrize("fault", ["raises", "nan", "inf", "none"])

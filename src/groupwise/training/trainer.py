@@ -225,11 +225,14 @@ class Trainer:
             except BaseException:
                 self._rescue(*before)
                 raise
-            if asked.stop or self.done == self.settings.steps:
+            stop = (
+                asked.stop
+            )  # Read once: a signal after this line ends the next step, not this one.
+            if stop or self.done == self.settings.steps:
                 self.save(wait=True)
             elif self.checkpoints is not None and self.checkpoints.due(self.done, asked):
                 self.save()
-            if asked.stop:
+            if stop:
                 raise KeyboardInterrupt
 
     def advance(self) -> StepResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,20 @@ def test_a_batch_that_failed_is_drawn_again_by_a_resumed_run(tmp_path: Path) -> 
     second.restore(saved)
     second.run()
     assert torch.equal(second.learner.trained()["total"], whole.learner.trained()["total"])
+
+
+def test_a_signal_after_a_step_was_checked_for_one_ends_the_next_step(tmp_path: Path) -> None:
+    run = trainer(tmp_path, Items())
+
+    def due(done: int, asked: Any) -> bool:
+        if done == 1:
+            signal.raise_signal(signal.SIGTERM)
+        return False
+
+    run.checkpoints.due = due  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        run.run()
+    assert run.done == run.checkpoints.saved == 2
 
 
 def test_what_ends_a_run_is_stored_and_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:

@@ -116,11 +116,12 @@ class OfflineTrainer:
                 self._rescue(*before)
                 raise
             ended = self.done == self.settings.steps or self.evaluation.exhausted
-            if asked.stop or ended:
+            stop = asked.stop  # Read once, as in the other trainer.
+            if stop or ended:
                 self.save(wait=True)
             elif self.checkpoints.due(self.done, asked):
                 self.save()
-            if asked.stop:
+            if stop:
                 raise KeyboardInterrupt
 
     def advance(self) -> None:
