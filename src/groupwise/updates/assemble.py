@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -35,19 +36,19 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | No
     completions = [completion for group in scored.groups for completion in group.completions]
     length = torch.tensor([len(c.tokens) for c in completions], dtype=torch.long)
     shape = (len(completions), max(length.tolist(), default=0))
-    tokens = torch.zeros(shape, dtype=torch.long)
-    mask = torch.zeros(shape, dtype=torch.bool)
-    sampler, age = torch.zeros(shape), torch.zeros(shape)
+    written = torch.arange(shape[1]) < length[:, None]
+
+    def grid(lists: Iterable[Sequence[float]], dtype: torch.dtype) -> Tensor:
+        values = torch.zeros(shape, dtype=dtype)
+        values[written] = torch.tensor(list(chain.from_iterable(lists)), dtype=dtype)
+        return values
+
     judged = scored.scores.valid
-    used = (judged if excluded else judged & scored.keep).flatten().tolist()
-    for row, completion in enumerate(completions):
-        n = len(completion.tokens)
-        tokens[row, :n] = torch.as_tensor(completion.tokens, dtype=torch.long)
-        sampler[row, :n] = torch.as_tensor(completion.logprobs, dtype=torch.float32)
-        if version is not None:
-            age[row, :n] = torch.tensor(token_ages(completion, version))
-        if used[row]:
-            mask[row, :n] = torch.as_tensor(completion.mask, dtype=torch.bool)
+    used = (judged if excluded else judged & scored.keep).flatten()
+    mask = grid((c.mask for c in completions), torch.bool) & used[:, None]
+    age = torch.zeros(shape)
+    if version is not None:
+        age = grid((token_ages(c, version) for c in completions), torch.float32)
     support = tuple(c.support for c in completions)
     sizes = torch.tensor([len(group) for group in scored.groups], dtype=torch.long)
     return Batch(
@@ -55,12 +56,12 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | No
             torch.as_tensor(group.prompt_tokens, dtype=torch.long) for group in scored.groups
         ),
         group=torch.arange(len(sizes)).repeat_interleave(sizes),
-        tokens=tokens,
+        tokens=grid((c.tokens for c in completions), torch.long),
         length=length,
         mask=mask,
         advantage=torch.zeros(shape),
         weight=torch.zeros(shape),
-        sampler_logp=sampler,
+        sampler_logp=grid((c.logprobs for c in completions), torch.float32),
         support=support if any(s is not None for s in support) else None,
         columns={"age": age} if bool(age.any()) else {},
     )

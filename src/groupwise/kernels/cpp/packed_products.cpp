@@ -14,6 +14,14 @@ namespace {
 constexpr int64_t BLOCK = 16 * TALL;  // rows that stay in the second-level cache
 constexpr int64_t CHUNK = 64;  // of the depth: so much of a panel stays in the first-level cache
 
+// Rows of a block, a multiple of `unit` and at most BLOCK. All blocks have about as many, because every
+// thread gets its share of the blocks: of 96 and 32 rows, one thread would compute three times as many.
+int64_t rows_of_block(int64_t rows, int64_t unit)
+{
+    const int64_t units = (rows + BLOCK - 1) / BLOCK * unit;
+    return rows ? (rows + units - 1) / units * unit : unit;
+}
+
 // What the products of a Number multiply: pairs of bfloat16 where the processor has such products, and
 // float32 elsewhere.
 #ifdef __AVX512BF16__
@@ -281,14 +289,14 @@ bool fits_tiles(const Linear<Narrow> &l) { return amx && !l.a && !l.small.codes 
 void linear_in_tiles(const Linear<Narrow> &l)
 {
     const int64_t own = l.gated ? UNIT : PANEL, panels = (l.columns + own - 1) / own;
-    const int64_t units = (l.rows + BLOCK - 1) / BLOCK * panels;
+    const int64_t size = rows_of_block(l.rows, Tiles::ROWS), units = (l.rows + size - 1) / size * panels;
 #pragma omp parallel num_threads(l.threads)
     {
         PanelsInTiles mine(l);
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < units; i++) {
-            const int64_t first = i / panels * BLOCK;
-            mine.compute(i % panels, first, std::min(first + BLOCK, l.rows));
+            const int64_t first = i / panels * size;
+            mine.compute(i % panels, first, std::min(first + size, l.rows));
         }
         mine.finish();
     }
@@ -334,11 +342,11 @@ int linear(const Linear<Number> &l)
                 inner_products(l, begin, stop, inner.get());
                 sum_parts(inner.get(), parts, rows * width, sum);
             }
-            const int64_t blocks = (rows + BLOCK - 1) / BLOCK;
+            const int64_t size = rows_of_block(rows, TALL);
 #pragma omp for schedule(static)
-            for (int64_t i = 0; i < blocks * panels; i++) {
-                const int64_t first = begin + i / panels * BLOCK;
-                linear_panel(l, i % panels, first, std::min(first + BLOCK, stop), x, sum, ready);
+            for (int64_t i = 0; i < (rows + size - 1) / size * panels; i++) {
+                const int64_t first = begin + i / panels * size;
+                linear_panel(l, i % panels, first, std::min(first + size, stop), x, sum, ready);
             }
         }
     }

@@ -106,7 +106,8 @@ class GroupEngine:
                 if rollout.outdated:
                     weights = self._laid_out(rollout)
                     rollout.follow(self.version)
-                self.policy.model.eval()  # An update in between may have turned dropout on.
+                if any(m.training for m in self.policy.model.modules()):  # after an update
+                    self.policy.model.eval()
                 # Between yields, the model is in the mode in which the caller passed it.
                 with weights:
                     groups = rollout.next_groups()
@@ -466,11 +467,10 @@ class _Rollout:
         lengths, stopped = self.length[span].tolist(), self.stopped[span].tolist()
         tokens = [row[:n] for row, n in zip(self.tokens[span].tolist(), lengths, strict=True)]
         logp = [row[:n] for row, n in zip(self.logp[span].tolist(), lengths, strict=True)]
-        completions = completions_of(self.policy, slot.rows, tokens, logp, stopped=stopped)
         return Group(
             prompt=slot.request.prompt,
             prompt_tokens=slot.request.tokens,
-            completions=completions,
+            completions=completions_of(self.policy, slot.rows, tokens, logp, stopped=stopped),
             stream=slot.request.stream,
             samples=slot.request.wanted,
         )
@@ -490,11 +490,11 @@ class _Rollout:
         prompt = max(len(slot.request.tokens) for slot in moved)
         written = self.clock - min(row.start for slot in moved for row in slot.rows)
         self.cache.move(of, to, prompt=prompt, suffix=min(written, self.cache.suffix_capacity))
+        sources, targets = torch.tensor([of, to], device=self.device)
         for values in (self.tokens, self.logp, self.uniform, self.length, self.stopped):
             of_slots = values.unflatten(0, (-1, self.group))
-            of_slots[to] = of_slots[of]
+            of_slots[targets] = of_slots[sources]
         place = torch.arange(self.cache.slots, device=self.device)
-        place[of] = torch.tensor(to, device=self.device)
-        slots = place[self.live.slot]
-        live = replace(self.live, slot=slots, rows=slots * self.group + self.live.sample)
-        self.live = live.ordered()
+        place[sources] = targets
+        slot, sample = place[self.live.slot], self.live.sample
+        self.live = replace(self.live, slot=slot, rows=slot * self.group + sample).ordered()
