@@ -194,24 +194,7 @@ INLINE void sum_tiles(const Narrow *x, int64_t x_row, const Narrow *weight, int6
 }
 #endif
 
-constexpr int64_t WIDE = 256;  // numbers of a row that are converted to float32 at once
-constexpr int64_t SOME = 64;   // rows, at most
-
-// out[rows, 32] += x[rows, depth] · right[depth, 32]; only `columns` of them, a multiple of LANES
-template <typename Number>
-INLINE void add_widened(const Number *x, int64_t rows, int64_t depth, const float *right,
-                        int64_t columns, float *out)
-{
-    alignas(4 * LANES) float scratch[SOME * WIDE];
-    for (int64_t k = 0; k < depth; k += WIDE) {
-        const int64_t part = std::min(WIDE, depth - k);
-        const float *left = widened(x + k, part, scratch);
-        for (int64_t i = 1; i < rows; i++)
-            widened(x + i * depth + k, part, scratch + i * WIDE);
-        multiply(rows, columns, part, {left, left == scratch ? WIDE : depth, 1}, right + k * PANEL,
-                 PANEL, out, PANEL);
-    }
-}
+constexpr int64_t SOME = 64;  // rows, at most
 
 // [rows, heads, dim] by its strides; the last dimension is contiguous.
 template <typename Number>
