@@ -220,7 +220,7 @@ def test_very_many_inputs(name: str) -> None:
 @pytest.mark.parametrize(
     ("search", "says"),
     [
-        ("empty, WRITTEN", "in empty\nAssertionError"),
+        ("empty, WRITTEN", "in empty\n"),
         ("bool, st.booleans(), slowest=0.0", "too slow"),  # nothing takes no time
     ],
 )

@@ -62,6 +62,22 @@ def test_kernels_compute_what_their_definition_does(
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_number_depends_on_its_row_and_column_alone(dtype: torch.dtype) -> None:
+    """Not on its place in a tile, where some multiplications and additions might be fused."""
+    torch.manual_seed(0)
+    x, onto = torch.randn(23, 40).to(dtype), torch.randn(23, 96).to(dtype)
+    a, b, own = torch.randn(16, 40), torch.randn(96, 16), BACKENDS["auto"]()
+    whole, _ = own.low_rank(x, a, b, onto=onto, scaling=0.37)
+    for row in range(23):
+        some = slice(row, row + 1)
+        alone, _ = own.low_rank(x[some], a, b, onto=onto[some], scaling=0.37)
+        assert torch.equal(alone, whole[some]), row
+    for columns in (95, 81, 66, 33, 7):
+        some, _ = own.low_rank(x, a, b[:columns], onto=onto[:, :columns], scaling=0.37)
+        assert torch.equal(some, whole[:, :columns]), columns
+
+
 def test_nothing_but_its_input_is_kept_of_the_size_of_the_rows() -> None:
     x, base = torch.randn(300, 64).bfloat16(), torch.randn(300, 512).bfloat16()
     a, b = torch.randn(4, 64, requires_grad=True), torch.randn(512, 4, requires_grad=True)

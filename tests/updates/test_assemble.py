@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -67,6 +68,21 @@ def test_rows_keep_their_tokens_and_lose_their_mask_where_nothing_is_known() -> 
     assert batch.mask.sum(1).tolist() == [3, 0, 2, 3, 2, 0, 0, 0, 0]
     assert ids(batch)[8] == [23] * 5
     assert batch.sampler_logp is not None and batch.sampler_logp[3].tolist() == [-0.5] * 4 + [0.0]
+
+
+def test_every_token_needs_a_log_probability_and_a_place_in_the_mask() -> None:
+    """Those of one completion do not fill the places of another."""
+    found = scored([[1, 0, 0], [1, 0, 1], [0, 1, 0]])
+    first, *others = found.groups
+    one, two, three = first.completions
+    for short, long in (
+        ({"logprobs": [-1.0] * 2}, {"logprobs": [-1.0] * 2}),
+        ({"mask": [True] * 2}, {"mask": [True] * 2}),
+    ):
+        wrong = (replace(one, **short), replace(two, **long), three)
+        groups = (replace(first, completions=wrong), *others)
+        with pytest.raises(ValueError, match="3 tokens.*one per token"):
+            sequences(replace(found, groups=groups))
 
 
 def test_weights_are_of_what_is_left() -> None:

@@ -266,16 +266,17 @@ def low_rank(
     onto: Float[Tensor, "rows outputs"] | None,
     scaling: float,
 ) -> tuple[Float[Tensor, "rows outputs"], Float32[Tensor, "rows rank"]]:
-    """onto + scaling · (x · aᵀ) · bᵀ, with float32 sums, and x · aᵀ. Records no gradient."""
+    """onto + (x · aᵀ) · (scaling · b)ᵀ, with float32 sums, and x · aᵀ. Records no gradient."""
     require(x.shape[1] == a.shape[1] and b.shape[1] == len(a), "factors must fit each other")
     require(onto is None or onto.shape == (len(x), len(b)), "`onto` must fit the product")
     (packed_a, packed_b), x = _packed_factors(a, b), x.contiguous()
+    packed_b *= scaling
     onto = None if onto is None else onto.contiguous()
     out, inner = x.new_empty(len(x), len(b)), a.new_empty(len(x), len(a))
     call = structures.LowRank(
         x.data_ptr(), packed_a.data_ptr(), packed_b.data_ptr(),
         None if onto is None else onto.data_ptr(), out.data_ptr(), inner.data_ptr(),
-        *x.shape, len(a), len(b), torch.get_num_threads(), scaling,
+        *x.shape, len(a), len(b), torch.get_num_threads(),
     )  # fmt: skip
     typed("low_rank", *([x] if onto is None else [x, onto]))(ctypes.byref(call))
     return out, inner

@@ -150,7 +150,6 @@ class LowRank(ctypes.Structure):
     _fields_ = (
         *_pointers("x a b onto out inner"),
         *_sizes("rows depth rank columns threads"),
-        ("scaling", ctypes.c_double),
     )
 
 

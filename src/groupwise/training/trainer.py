@@ -225,9 +225,8 @@ class Trainer:
             except BaseException:
                 self._rescue(*before)
                 raise
-            stop = (
-                asked.stop
-            )  # Read once: a signal after this line ends the next step, not this one.
+            # Read once: a signal that comes later ends the next step, which is saved.
+            stop = asked.stop
             if stop or self.done == self.settings.steps:
                 self.save(wait=True)
             elif self.checkpoints is not None and self.checkpoints.due(self.done, asked):

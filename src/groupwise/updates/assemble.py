@@ -34,6 +34,12 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | No
             optimizer steps older each token is; None leaves the column out.
     """
     completions = [completion for group in scored.groups for completion in group.completions]
+    for one in completions:
+        if not len(one.tokens) == len(one.mask) == len(one.logprobs):
+            raise ValueError(
+                f"a completion has {len(one.tokens)} tokens, {len(one.mask)} numbers in its mask "
+                f"and {len(one.logprobs)} log-probabilities; there must be one per token."
+            )
     length = torch.tensor([len(c.tokens) for c in completions], dtype=torch.long)
     shape = (len(completions), max(length.tolist(), default=0))
     written = torch.arange(shape[1]) < length[:, None]
@@ -44,8 +50,8 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | No
         return values
 
     judged = scored.scores.valid
-    used = (judged if excluded else judged & scored.keep).flatten()
-    mask = grid((c.mask for c in completions), torch.bool) & used[:, None]
+    used = (judged if excluded else judged & scored.keep).reshape(len(completions), 1)
+    mask = grid((c.mask for c in completions), torch.bool) & used
     age = torch.zeros(shape)
     if version is not None:
         age = grid((token_ages(c, version) for c in completions), torch.float32)

@@ -5,7 +5,7 @@
 
 #include "multiply.h"
 
-// inner = x · aᵀ, out = onto + scaling · inner · bᵀ
+// inner = x · aᵀ, out = onto + inner · bᵀ
 template <typename Number>
 struct LowRank {
     const Number *x;     // [rows, depth]
@@ -15,7 +15,6 @@ struct LowRank {
     Number *out;         // [rows, columns]
     float *inner;        // [rows, rank]
     int64_t rows, depth, rank, columns, threads;
-    double scaling;
 };
 
 // out = scaling · innerᵀ · x
@@ -65,14 +64,8 @@ void multiply_a(const LowRank<Number> &l, int64_t begin, int64_t rows)
     }
 }
 
-template <typename Number>
-INLINE void finish(const LowRank<Number> &l, int64_t place, Vector product)
-{
-    product *= (float)l.scaling;
-    store(l.onto ? load(l.onto + place) + product : product, l.out + place);
-}
-
-// A tile of the result, from columns of a panel of b.
+// A tile of the result, from columns of a panel of b. Nothing is multiplied after the sums: GCC would fuse some
+// of these multiplications with the additions, and a number would depend on its place in the tile.
 template <int TILE, typename Number>
 INLINE void add_tile(const LowRank<Number> &l, int64_t row, int64_t column, const float *b)
 {
@@ -85,8 +78,10 @@ INLINE void add_tile(const LowRank<Number> &l, int64_t row, int64_t column, cons
             for (int v = 0; v < VECTORS; v++)
                 total[i][v] += inner[i * l.rank + k] * at(b + k * PANEL + v * LANES);
     for (int i = 0; i < TILE; i++)
-        for (int v = 0; v < VECTORS; v++)
-            finish(l, (row + i) * l.columns + column + v * LANES, total[i][v]);
+        for (int v = 0; v < VECTORS; v++) {
+            const int64_t place = (row + i) * l.columns + column + v * LANES;
+            store(l.onto ? load(l.onto + place) + total[i][v] : total[i][v], l.out + place);
+        }
 }
 
 // The last columns, which fill no tile.
@@ -99,7 +94,7 @@ void add_columns(const LowRank<Number> &l, int64_t begin, int64_t end, int64_t c
     for (int64_t row = begin; row < end; row++)
         for (int64_t j = column; j < l.columns; j++) {
             const int64_t place = row * l.columns + j;
-            const float product = block[row - begin][j - column] * (float)l.scaling;
+            const float product = block[row - begin][j - column];
             put(l.onto ? wide(l.onto[place]) + product : product, l.out[place]);
         }
 }
@@ -156,7 +151,7 @@ template <typename Number>
 void low_rank_gradient(const LowRankGradient<Number> &l)
 {
     const int64_t panels = (l.columns + PANEL * l.threads - 1) / (PANEL * l.threads);
-    const int64_t some = std::min(COLUMNS, PANEL * panels);
+    const int64_t some = std::min(COLUMNS, PANEL * std::max<int64_t>(panels, 1));
 #pragma omp parallel for num_threads(l.threads) schedule(dynamic)
     for (int64_t first = 0; first < l.columns; first += some)
         for (int64_t of_rank = 0; of_rank < l.rank; of_rank += SOME)
