@@ -154,7 +154,7 @@ def test_a_second_interrupt_says_how_to_go_on(
     assert how in progress.said[-1] and f"--resume {tmp_path}" in progress.said[-1]
 
 
-def test_a_signal_after_a_step_was_checked_for_one_ends_the_next_step(
+def test_a_signal_that_comes_too_late_for_one_step_ends_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = prepared(tmp_path, "steps=4", "checkpoint.every_steps=0")

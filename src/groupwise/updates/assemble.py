@@ -32,6 +32,9 @@ def sequences(scored: ScoredGroups, *, excluded: bool = False, version: int | No
             statistics of their group, and so are penalties on their rewards.
         version: of the policy. If it did not write all tokens, the column "age" says how many
             optimizer steps older each token is; None leaves the column out.
+
+    Raises:
+        ValueError: a completion does not have a mask and a log-probability for each token.
     """
     completions = [completion for group in scored.groups for completion in group.completions]
     for one in completions:

@@ -119,7 +119,7 @@ def test_a_batch_that_failed_is_drawn_again_by_a_resumed_run(tmp_path: Path) -> 
     assert torch.equal(second.learner.trained()["total"], whole.learner.trained()["total"])
 
 
-def test_a_signal_after_a_step_was_checked_for_one_ends_the_next_step(tmp_path: Path) -> None:
+def test_a_signal_that_comes_too_late_for_one_step_ends_the_next(tmp_path: Path) -> None:
     run = trainer(tmp_path, Items())
 
     def due(done: int, asked: Any) -> bool:

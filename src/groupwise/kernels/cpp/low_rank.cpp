@@ -32,10 +32,9 @@ SIZE_OF(LowRankGradient, LowRankGradient<float>)
 
 namespace {
 
-constexpr int64_t ROWS = 4 * TALL;      // of a block, written as whole as they can be
+constexpr int64_t ROWS = 4 * TALL;      // of a block
 constexpr int64_t DEPTH = 256;          // numbers of a row that are converted to float32 at once
-constexpr int64_t COLUMNS = 4 * PANEL;  // of a gradient: few parts of a row take as long to read as one
-constexpr Ahead UNROLLED{nullptr, 0};   // fetches nothing
+constexpr int64_t COLUMNS = 4 * PANEL;  // of a gradient, computed at once: short pieces of rows read slowly
 
 int64_t whole(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 

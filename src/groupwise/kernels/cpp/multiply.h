@@ -56,6 +56,8 @@ struct Ahead {
     }
 };
 
+constexpr Ahead UNROLLED{nullptr, 0};  // fetches nothing, for tiles that are only unrolled
+
 struct Nothing {
     INLINE void fetch(int64_t) const {}
 };

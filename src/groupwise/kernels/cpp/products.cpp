@@ -80,8 +80,7 @@ struct Multiplication : Product<Number, Out> {
         for (int64_t i = 0; onto && i < tall; i++)
             for (int64_t j = 0; j < broad; j++)
                 block[i][j] = wide(place[i * columns + j]);
-        const Ahead unrolled{nullptr, 0};  // fetches nothing
-        multiply(tall, PANEL, depth, some, panel, PANEL, block[0], PANEL, unrolled);
+        multiply(tall, PANEL, depth, some, panel, PANEL, block[0], PANEL, UNROLLED);
         for (int64_t i = 0; i < tall; i++)
             for (int64_t j = 0; j < broad; j++)
                 put(block[i][j], place[i * columns + j]);
