@@ -13,7 +13,7 @@ HANGS  := -o faulthandler_timeout=900 -o faulthandler_exit_on_timeout=true
 # torch goes in first and is pinned by the constraints, so that no later requirement replaces it.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 
-.PHONY: demo test test-torch-kernels test-avx2 test-gpu test-oldest test-python verify cluster-test audit trl-suite lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
+.PHONY: demo test test-torch-kernels test-avx2 test-emulated test-gpu test-oldest test-python verify cluster-test audit trl-suite lint types format api docs base-model study study-models study-runs papers bench bench-gpu vllm-env trl-env dist clean
 
 demo: .venv/.runtime
 	$(BIN)/groupwise demo
@@ -29,6 +29,29 @@ test-torch-kernels: .venv/.dev
 test-avx2: .venv/.dev
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" \
 	    tests/kernels tests/updates tests/rollouts tests/golden $(ARGS)
+
+# The numerical core as on a processor with AVX-512 (EMULATED=avx512), with products of bfloat16 as well (bf16), or with
+# AMX (amx), on any processor: a wrapper of g++ replaces these instructions by plain C++ (15 minutes). SANITIZE=yes
+# checks every access of the kernels to memory; EMULATED= keeps the processor's own instructions. What it finds is written
+# to build/emulated/found.*.
+EMULATED  ?= amx
+SANITIZE  ?=
+SANITIZER = $(foreach name,asan ubsan,$(shell g++ -print-file-name=lib$(name).so))
+test-emulated: export EMULATED := $(EMULATED)
+test-emulated: export SANITIZE := $(SANITIZE)
+test-emulated: export PATH := $(CURDIR)/tests/support/emulated:$(PATH)
+test-emulated: export XDG_CACHE_HOME := $(CURDIR)/build/emulated
+test-emulated: export ASAN_OPTIONS := detect_leaks=0:log_path=$(CURDIR)/build/emulated/found
+test-emulated: export UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1:log_path=$(CURDIR)/build/emulated/found
+test-emulated: .venv/.dev
+	rm -rf build/emulated && mkdir -p build/emulated
+	$(if $(SANITIZE),LD_PRELOAD="$(SANITIZER)") $(BIN)/python -c "import groupwise.kernels.build as build; build.compiled()"
+	$(if $(SANITIZE),LD_PRELOAD="$(SANITIZER)") $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" \
+	    $(if $(SANITIZE),$(MEMORY),tests/kernels tests/updates tests/rollouts tests/golden) $(ARGS)
+
+# Tests that compute with the kernels and start no other programs.
+MEMORY := $(addprefix tests/kernels/test_,adamw.py adapted_products.py adapter.py differential.py engines.py \
+            four_bits.py layers.py log_softmax.py tile_attention.py tiled_product.py)
 
 # The numerical core on a card: runs against those of the CPU, draws, log-probabilities, kernels.
 test-gpu: .venv/.dev

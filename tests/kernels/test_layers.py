@@ -47,10 +47,13 @@ def gradients(layer: nn.Module, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("learns", [True, False])
-def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -> None:
+@pytest.mark.parametrize("shape", [(2, 37, 300), (300,), (0, 300)])
+def test_output_and_gradients_are_those_of_the_layer(
+    bias: bool, learns: bool, shape: tuple[int, ...]
+) -> None:
     layer = nn.Sequential(nn.Linear(300, 260, bias=bias), nn.Tanh(), nn.Linear(260, 300))
     layer[0].requires_grad_(learns)
-    x = torch.randn(2, 37, 300)
+    x = torch.randn(shape)
     with use_kernels(layer):
         found = gradients(layer, x)
     wanted = gradients(copy.deepcopy(layer).double(), x.double())
@@ -58,6 +61,17 @@ def test_output_and_gradients_are_those_of_the_layer(bias: bool, learns: bool) -
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == torch.float32
         assert (one - other).norm() <= 1e-6 * other.norm()
+
+
+def test_the_input_of_a_frozen_layer_is_not_saved() -> None:
+    layer, x = nn.Linear(300, 260).requires_grad_(False), torch.randn(37, 300, requires_grad=True)
+    saved: list[Tensor] = []
+    with (
+        use_kernels(nn.ModuleList([layer])),
+        torch.autograd.graph.saved_tensors_hooks(saved.append, lambda _: x),
+    ):
+        layer(x)
+    assert not saved
 
 
 def parts() -> list[tuple[nn.Module, Tensor]]:

@@ -208,7 +208,7 @@ def _linear(layer: Any, input: Tensor) -> Tensor:
         return type(layer).forward(layer, input)
     rows = input.reshape(-1, input.shape[-1])
     apply: Any = _Linear.apply
-    return apply(rows, layer.weight, layer.bias).unflatten(0, input.shape[:-1])
+    return apply(rows, layer.weight, layer.bias).view(*input.shape[:-1], len(layer.weight))
 
 
 def _linear_in_tiles(layer: Any, input: Tensor) -> Tensor:
@@ -290,9 +290,9 @@ def _computed_again(value: Tensor, compute: Callable[[], Tensor]) -> Iterator[No
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None)
         ctx.weight = weight  # Hooks of saved tensors would get it without its gradient.
-        return _product(x.to(weight.dtype), weight, bias)
+        return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -302,8 +302,8 @@ class _Linear(torch.autograd.Function):
         (grad,), (x,), weight = grads, ctx.saved_tensors, ctx.weight
         want_x, want_weight, want_bias = ctx.needs_input_grad
         return (
-            matmul(grad, weight).to(x.dtype) if want_x else None,
-            _gradient(weight, grad, x.to(weight.dtype)) if want_weight else None,
+            matmul(grad, weight) if want_x else None,
+            _gradient(weight, grad, x) if want_weight else None,
             grad.sum(0) if want_bias else None,
         )
 
