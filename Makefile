@@ -31,22 +31,20 @@ test-avx2: .venv/.dev
 	    tests/kernels tests/updates tests/rollouts tests/golden $(ARGS)
 
 # The numerical core as on a processor with AVX-512 (EMULATED=avx512), with products of bfloat16 as well (bf16), or with
-# AMX (amx), on any processor: a wrapper of g++ replaces these instructions by plain C++ (15 minutes). SANITIZE=yes
-# checks every access of the kernels to memory; EMULATED= keeps the processor's own instructions. What it finds is written
-# to build/emulated/found.*.
+# AMX (amx), on any processor: a wrapper of g++ replaces these instructions with plain C++ (15 minutes). SANITIZE=yes
+# checks every access of the kernels to memory and reports to build/emulated/found.*; EMULATED= keeps the processor's own
+# instructions.
 EMULATED  ?= amx
 SANITIZE  ?=
 SANITIZER = $(foreach name,asan ubsan,$(shell g++ -print-file-name=lib$(name).so))
-test-emulated: export EMULATED := $(EMULATED)
-test-emulated: export SANITIZE := $(SANITIZE)
-test-emulated: export PATH := $(CURDIR)/tests/support/emulated:$(PATH)
-test-emulated: export XDG_CACHE_HOME := $(CURDIR)/build/emulated
-test-emulated: export ASAN_OPTIONS := detect_leaks=0:log_path=$(CURDIR)/build/emulated/found
-test-emulated: export UBSAN_OPTIONS := halt_on_error=1:print_stacktrace=1:log_path=$(CURDIR)/build/emulated/found
+FOUND     := log_path=$(CURDIR)/build/emulated/found
+EMULATE   = EMULATED=$(EMULATED) SANITIZE=$(SANITIZE) PATH="$(CURDIR)/tests/support/emulated:$$PATH" \
+            XDG_CACHE_HOME=$(CURDIR)/build/emulated $(if $(SANITIZE),LD_PRELOAD="$(SANITIZER)") \
+            ASAN_OPTIONS=detect_leaks=0:$(FOUND) UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:$(FOUND)
 test-emulated: .venv/.dev
 	rm -rf build/emulated && mkdir -p build/emulated
-	$(if $(SANITIZE),LD_PRELOAD="$(SANITIZER)") $(BIN)/python -c "import groupwise.kernels.build as build; build.compiled()"
-	$(if $(SANITIZE),LD_PRELOAD="$(SANITIZER)") $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" \
+	$(EMULATE) $(BIN)/python -c "import groupwise.kernels.build as build; build.compiled()"
+	$(EMULATE) $(PYTEST) -n $(JOBS) --dist worksteal -m "not verify and not cluster" \
 	    $(if $(SANITIZE),$(MEMORY),tests/kernels tests/updates tests/rollouts tests/golden) $(ARGS)
 
 # Tests that compute with the kernels and start no other programs.

@@ -32,15 +32,6 @@ typedef uint16_t Of16 __attribute__((vector_size(64)));
 typedef uint32_t Of32 __attribute__((vector_size(64)));
 typedef uint64_t Of64 __attribute__((vector_size(64)));
 
-template <typename To, typename From>
-EMULATED To copied(const From &from)
-{
-    static_assert(sizeof(To) <= sizeof(From));
-    To to;
-    std::memcpy(&to, &from, sizeof to);
-    return to;
-}
-
 template <typename To>
 EMULATED To read(const void *place)
 {
@@ -49,11 +40,39 @@ EMULATED To read(const void *place)
     return to;
 }
 
-EMULATED float wide(uint16_t x) { return copied<float>((uint32_t)x << 16); }
+// 16-bit numbers where the mask has a bit, and zeros.
+template <typename To>
+EMULATED To masked(uint32_t mask, const void *place)
+{
+    uint16_t out[sizeof(To) / 2] = {};
+    for (size_t i = 0; i < sizeof(To) / 2; i++)
+        if (mask >> i & 1)
+            out[i] = read<uint16_t>((const uint16_t *)place + i);
+    return read<To>(out);
+}
+
+// The last number given is the first lane.
+template <typename Number, typename... Numbers>
+EMULATED __m512i lanes(Numbers... numbers)
+{
+    constexpr int SIZE = 64 / sizeof(Number);
+    static_assert(sizeof...(numbers) == SIZE);
+    const Number given[SIZE] = {(Number)numbers...};
+    Number out[SIZE];
+    for (int i = 0; i < SIZE; i++)
+        out[i] = given[SIZE - 1 - i];
+    return read<__m512i>(out);
+}
+
+EMULATED float wide(uint16_t x)
+{
+    const uint32_t bits = (uint32_t)x << 16;
+    return read<float>(&bits);
+}
 
 EMULATED uint16_t narrow(float x)
 {
-    const uint32_t bits = copied<uint32_t>(x);
+    const uint32_t bits = read<uint32_t>(&x);
     return x == x ? (bits + 0x7fff + (bits >> 16 & 1)) >> 16 : (bits >> 16 | 0x40);
 }
 
@@ -87,11 +106,7 @@ EMULATED __m256i _mm256_loadu_si256(const __m256i *place) { return emulated::rea
 EMULATED void _mm256_storeu_si256(__m256i *place, __m256i x) { std::memcpy(place, &x, sizeof x); }
 EMULATED __m256i _mm256_maskz_loadu_epi16(__mmask16 mask, const void *place)
 {
-    uint16_t out[16] = {};
-    for (int i = 0; i < 16; i++)
-        if (mask >> i & 1)
-            out[i] = emulated::read<uint16_t>((const char *)place + 2 * i);
-    return emulated::read<__m256i>(out);
+    return emulated::masked<__m256i>(mask, place);
 }
 
 EMULATED __m512 _mm512_load_ps(const void *place)
@@ -107,36 +122,16 @@ EMULATED void _mm512_store_si512(void *place, __m512i x)
 }
 EMULATED __m512i _mm512_maskz_loadu_epi16(__mmask32 mask, const void *place)
 {
-    uint16_t out[32] = {};
-    for (int i = 0; i < 32; i++)
-        if (mask >> i & 1)
-            out[i] = emulated::read<uint16_t>((const char *)place + 2 * i);
-    return emulated::read<__m512i>(out);
+    return emulated::masked<__m512i>(mask, place);
 }
 
 EMULATED __m512i _mm512_setzero_si512() { return __m512i{}; }
 EMULATED __m512 _mm512_set1_ps(float x) { return x - __m512{}; }
 EMULATED __m512i _mm512_set1_epi32(int x) { return (__m512i)(emulated::Of32{} + (uint32_t)x); }
 template <typename... Numbers>
-EMULATED __m512i _mm512_set_epi32(Numbers... numbers)
-{
-    static_assert(sizeof...(numbers) == 16);
-    const uint32_t given[16] = {(uint32_t)numbers...};
-    emulated::Of32 out;
-    for (int i = 0; i < 16; i++)
-        out[i] = given[15 - i];
-    return (__m512i)out;
-}
+EMULATED __m512i _mm512_set_epi32(Numbers... numbers) { return emulated::lanes<uint32_t>(numbers...); }
 template <typename... Numbers>
-EMULATED __m512i _mm512_set_epi16(Numbers... numbers)
-{
-    static_assert(sizeof...(numbers) == 32);
-    const uint16_t given[32] = {(uint16_t)numbers...};
-    emulated::Of16 out;
-    for (int i = 0; i < 32; i++)
-        out[i] = given[31 - i];
-    return (__m512i)out;
-}
+EMULATED __m512i _mm512_set_epi16(Numbers... numbers) { return emulated::lanes<uint16_t>(numbers...); }
 
 EMULATED __m512i _mm512_add_epi32(__m512i a, __m512i b)
 {
